@@ -97,7 +97,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     logs = [] if arguments.kind else _logs(arguments.words)
     if logs:
         return _explain_logs(logs, arguments)
-    if query and not arguments.kind and (matches := _scan(io.BytesIO(os.fsencode(query))).seen()):
+    if query and not arguments.kind and (matches := _scan(io.BytesIO(os.fsencode(query)), quoted=True).seen()):
         return _print_seen([("", match) for match in matches], arguments)
     if len(query) > _MOST_LETTERS:
         raise ValueError("nothing is known of these words")
@@ -149,8 +149,8 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
     return _print_seen(matches, arguments, log=True)
 
 
-def _scan(stream: BinaryIO) -> LogScan:
-    scan = LogScan(*read_messages(_shipped_text("error-texts")))
+def _scan(stream: BinaryIO, *, quoted: bool = False) -> LogScan:
+    scan = LogScan(*read_messages(_shipped_text("error-texts")), quoted=quoted)
     scan.read(stream)
     return scan
 
@@ -201,7 +201,11 @@ def _matches(query: str, entries: list[Entry]) -> list[Entry]:
     if not matches:
         names = [] if " " in query else [name.casefold() for entry in entries for name in entry.names]
         near = get_close_matches(query.casefold(), names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "give a shorter part of the message, --checks or --findings"
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else "give the line as it was printed, or one word of it, --checks or --findings"
+        )
         raise ValueError(f"no entry matches: {hint}")
     return matches
 

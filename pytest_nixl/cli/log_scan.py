@@ -7,6 +7,12 @@ the longest part of the others finds candidate lines at the speed of ``bytes.fin
 speaker's sign and the lines before compared. No comparison looks further than a fixed number of bytes, so that a line
 may have any length.
 
+A line that was quoted may be cut at its end or its beginning, or wrapped. A form that stands only partly at the end or
+the beginning of a line counts if the neighbouring line continues it, or if what is left of it is specific: three fifths
+of its letters, a word that programs outside this field do not use (and more words without the speaker's sign), half of
+the reason behind its last colon, the word that reports the failure, and no entry but its own could be cut to it. An
+entry that the lost part could rule out does not count.
+
 An error of a known program that has no entry is explained by its class: the part of the program that reports it (its
 source file) and the reason (the text of an errno or of a status). A class counts only on lines that no entry matches,
 unless its reason alone is the cause, such as too many open files.
@@ -17,6 +23,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, product
 from typing import Any, BinaryIO
 
 #: What stands for the variable parts of a form.
@@ -34,8 +42,39 @@ _POSITION_BYTES = 100
 _LINE_CANDIDATES = 20
 #: The lines before a message, and their bytes, in which the call that failed is looked for.
 _LINES_BEFORE, _BYTES_BEFORE = 8, 4000
+#: The least bytes of a part that show, behind a gap of several words, that a line is cut inside this part.
+_BEGUN_BYTES = 3
 _BLOCK_BYTES = 2 << 20
 _PARTS_REMEMBERED = 10_000
+#: What a quotation leaves at the end or the beginning of a line that it cuts.
+_CUT_MARKS = b" \t\r.>\"'`|*\\"
+#: The most bytes of a text in which lines are cut or wrapped. The lines of a longer log are whole.
+_QUOTATION_BYTES = 500_000
+#: The share of a form's letters that a cut line has at least.
+_CUT_SHARE = 0.6
+#: The share of a form's letters with which a cut line can be this form's, so that others are ruled out.
+_RULING_SHARE = 0.4
+#: The beginnings of words that programs outside this field do not use, or seldom.
+_FIELD_WORD = re.compile(
+    rb"nixl|uc[mpstx]\b|ucx|ibv|mlx5|efa|rdma|roce|gid\b|[qc]p\b|qp|cq\b|dc[itp]\b|srq|[mpr]key|memh|lib[a-z]|fi\b|rails?\b|"
+    rb"hca|verbs|infiniband|peermem|dmabuf|gdr|gds|cu\b|cu[a-z]*(?:get|file|mem)|cuda|nv[a-z]|gpu|vram|dram|hmem|nccl|kv|"
+    rb"prefill|handshake|bootstrap|mamba|mla\b|hma\b|[dpt]p\b|pcp\b|disagg|vllm|sgl|llm|lmcache|dynamo|nats\b|etcd|zmq|xfer|"
+    rb"backend|transport|notif|telemetry|deseriali|tensor|iface|keepalive|sysv|shm|memlock|uring|s?xid\b|tcpstore|hicache|wqe"
+)
+#: What a message that reports a failure says.
+_FAILURE = re.compile(
+    rb"error|fail|\bno[tn]?\b|n[o']t\b|unable|invalid|mismatch|time[dr]? ?out|missing|refused|lost|died|dead|exceed|"
+    rb"\bun[a-z]|illegal|expired|wrong|abort|must|incompatible|different|require"
+)
+#: How a terminal, a journal or JSON writes a colour.
+_COLOUR = re.compile(rb"(?:\x1b|\^\[|#033|\\+(?:u001b|x1b|033|e))?\[[0-9;]*m|\x1b\[[0-9;?]*[a-ln-z]")
+#: Escapes of JSON, Markdown and HTML, and typographic characters: their codes, or what they stand for.
+_ESCAPE = re.compile(
+    rb"\\+u00([0-7][0-9a-f])|\\+([\"'/_*\[\]<>#|`nrt])|&(lt|gt|amp|quot|nbsp|apos|#x?\d+);|\xe2\x80([\x98-\x9d])|\xc2\xa0"
+)
+_ESCAPED = {b"n": b" ", b"r": b" ", b"t": b" ", b"nbsp": b" ", b"lt": b"<", b"gt": b">", b"amp": b"&", b"quot": b'"',
+            b"#34": b'"', b"apos": b"'", b"#39": b"'", b"#x27": b"'",
+            b"\x98": b"'", b"\x99": b"'", b"\x9c": b'"', b"\x9d": b'"'}  # fmt: skip
 #: Turns all bytes but those of words into spaces.
 _TO_WORDS = bytes(code if bytes([code]).isalnum() else 0x20 for code in range(256))
 
@@ -96,12 +135,17 @@ class Form:
         parts = tuple(part.strip().encode() for part in text.lower().split(GAP) if part.strip())
         return cls(text, parts, (not text.startswith(GAP), not text.endswith(GAP)))
 
-    @property
+    @cached_property
     def literal(self) -> bytes:
         """Return the part that is searched."""
         return max(self.parts, key=len)
 
-    @property
+    @cached_property
+    def size(self) -> int:
+        """Return the number of its bytes, without gaps."""
+        return sum(map(len, self.parts))
+
+    @cached_property
     def words(self) -> frozenset[bytes]:
         """Return the words that each line of this form has. At a gap a part may begin or end inside a word."""
         required: set[bytes] = set()
@@ -127,6 +171,95 @@ class Form:
                 if not cuts_first and not (self.whole[1] and _is_word(line[end - 1 : end + 1])):
                     return True
         return False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A form whose end, or whose beginning, a line has lost.
+
+    :param core: the words of the form that the line has at least: it is searched.
+    :param backwards: the beginning is lost. The line and the parts are then compared from right to left.
+    """
+
+    message: Message
+    form: Form
+    core: Form
+    backwards: bool
+
+    @classmethod
+    def of(cls, message: Message, form: Form) -> Iterator[Cut]:
+        """Yield both cuts of a form of two words or more."""
+        words = form.text.split()
+        for backwards in (False, True) if len(words) > 1 else ():
+            kept: list[str] = []
+            for word in reversed(words) if backwards else words:
+                kept.insert(0 if backwards else len(kept), word)
+                core = Form.read(" ".join(kept))
+                if core.parts and core.size >= form.size / 3:
+                    yield cls(message, form, core, backwards)
+                    break
+
+    @cached_property
+    def parts(self) -> tuple[bytes, ...]:
+        """Return the parts in the order in which they are compared."""
+        return tuple(part[::-1] for part in reversed(self.form.parts)) if self.backwards else self.form.parts
+
+    def kept(self, line: bytes) -> int:
+        """Return how many bytes of the form stand at the cut of a line; 0: the line is not cut inside the form.
+
+        :param line: in the order of ``parts``, up to the cut.
+        """
+        place = kept = 0
+        for number, part in enumerate(self.parts):
+            start = line.find(part, place, place + _GAP_BYTES + len(part)) if kept else line.rfind(part)
+            if start >= 0:
+                if number == 0 and start and self.form.whole[self.backwards] and _is_word(line[start - 1 : start + 1]):
+                    return 0
+                place, kept = start + len(part), kept + len(part)
+                continue
+            rest = line[place:]
+            begin = rest.rfind(part[:_BEGUN_BYTES])
+            if begin < 0 or not part.startswith(rest[begin:]):
+                if number == 0 or b" " in rest.strip():
+                    return 0
+                begin = next((size for size in range(len(rest)) if part.startswith(rest[size:])), len(rest))
+            return kept + len(rest) - begin if begin <= _GAP_BYTES else 0
+        return kept if place == len(line) else 0
+
+    def remnant(self, kept: int) -> tuple[bytes, ...]:
+        """Return the first bytes of the parts, in the order of the form."""
+        parts = []
+        for part in self.parts:
+            parts.append(part[:kept].strip())
+            kept -= len(part)
+            if kept <= 0:
+                break
+        return tuple(part[::-1] for part in reversed(parts)) if self.backwards else tuple(filter(None, parts))
+
+    def is_telling(self, remnant: tuple[bytes, ...], signed: bool, quoted: bool) -> bool:
+        """Return whether what is left of the form is specific enough.
+
+        :param signed: the speaker's sign is on the line.
+        :param quoted: nothing else is before it on a line that somebody quotes.
+        """
+        subject, colon, reason = b"\n".join(self.form.parts).rpartition(b": ")
+        lost_side = subject if self.backwards else reason
+        lost = self.form.size - sum(map(len, remnant))
+        left = b" ".join(remnant)
+        fields, words = field_words(remnant), len(left.translate(_TO_WORDS).split())
+        return (
+            b" " in left
+            and lost <= (1 - _CUT_SHARE) * self.form.size
+            and (fields > 0 or (not field_words(self.form.parts) and (signed or (quoted and not self.backwards))))
+            and 3 * fields + words >= (4 if signed or (quoted and fields) else 5 if quoted else 8)
+            and (_FAILURE.search(left) is not None or _FAILURE.search(b" ".join(self.form.parts)) is None)
+            and not (colon and lost_side and lost > len(lost_side) / 2)
+        )
+
+
+def field_words(parts: tuple[bytes, ...]) -> int:
+    """Return how many words the parts of a form have that programs outside this field do not use."""
+    return sum(map(bool, map(_FIELD_WORD.match, b" ".join(parts).translate(_TO_WORDS).split())))
 
 
 def _is_word(two: bytes) -> bool:
@@ -166,6 +299,20 @@ class Message:
     def explains(self, sources: Iterable[bytes]) -> bool:
         """Return whether a class explains the errors of one of these source files or libraries."""
         return self.source is not None and any(map(self.source.fullmatch, sources))
+
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Return what a line may leave of its forms."""
+        return tuple(cut for form in self.forms for cut in Cut.of(self, form))
+
+    def may_be_ruled_out_by(self, cuts: Iterable[Cut]) -> bool:
+        """Return whether a line that is cut inside one of these forms may have lost what rules this entry out."""
+        return any(
+            part in b"\n".join((*cut.form.parts, *cut.message.has))
+            for cut in cuts
+            if cut.message is not self
+            for part in self.without
+        )
 
     @property
     def rank(self) -> tuple[int, bool]:
@@ -233,10 +380,16 @@ def _folded(parts: Iterable[str]) -> tuple[bytes, ...]:
 
 
 class LogScan:
-    """The findings of one log, which is fed in blocks that end with a line."""
+    """The findings of one log, which is fed in blocks that end with a line.
 
-    def __init__(self, messages: Iterable[Message], speakers: Mapping[str, Speaker]) -> None:
+    :param quoted: the text is what somebody quotes of a log. A message that begins a line then needs no sign of its
+        speaker, if it has a word of this field.
+    """
+
+    def __init__(self, messages: Iterable[Message], speakers: Mapping[str, Speaker], *, quoted: bool = False) -> None:
         self.line_count = 0
+        self._bytes_read = 0
+        self._quoted = quoted
         self._speakers = speakers
         self._seen: dict[str, Seen] = {}
         self._before = b""
@@ -244,11 +397,15 @@ class LogScan:
         self._forms: dict[tuple[bytes, frozenset[bytes]], list[tuple[Message, Form]]] = {}
         self._classes: list[Message] = []
         self._suitable_classes: dict[tuple[str, bytes, bytes], tuple[list[Message], list[Message]]] = {}
+        self._cuts: dict[tuple[bytes, frozenset[bytes]], list[Cut]] = {}
+        self._unique: dict[tuple[Message, tuple[bytes, ...], bool], bool] = {}
         for message in messages:
             if message.is_class:
                 self._classes.append(message)
             for form in message.forms:
                 self._forms.setdefault((form.literal, form.words), []).append((message, form))
+            for cut in message.cuts:
+                self._cuts.setdefault((cut.core.literal, cut.core.words), []).append(cut)
 
     def read(self, stream: BinaryIO) -> None:
         """Scan a whole stream."""
@@ -265,7 +422,7 @@ class LogScan:
         """Scan some lines."""
         if not block:
             return
-        text = self._before + block.lower()
+        text = self._before + plain_text(block.lower())
         start = len(self._before)
         best: dict[int, dict[Message, tuple[int, str]]] = {}
         line_words = frozenset(text.translate(_TO_WORDS).split())
@@ -274,18 +431,21 @@ class LogScan:
                 continue
             for line, position in _candidates(text, literal, start):
                 for message, form in forms:
-                    length = sum(map(len, form.parts))
+                    length = form.size
                     longest, _ = best.get(line, {}).get(message, (0, ""))
                     if longest < length and self._matches(text, position, message, form):
                         best.setdefault(line, {})[message] = length, form.text
+        self._bytes_read += len(block)
+        if self._bytes_read <= _QUOTATION_BYTES:
+            self._find_cuts(text, start, line_words, best)
         for speaker in self._speakers.values():
             for part in speaker.error_parts:
                 for line, position in _candidates(text, part, start):
                     error_class = self._class_of(text, line, position, speaker)
-                    if error_class is not None and (line not in best or error_class.decides):
+                    if error_class is not None and (not best.get(line) or error_class.decides):
                         best[line] = {error_class: (0, error_class.title)}
         offset, number = start, self.line_count + 1
-        for line, messages in sorted(best.items()):
+        for line, messages in sorted((line, messages) for line, messages in best.items() if messages):
             number += text.count(b"\n", offset, line)
             offset = line
             message = min(messages, key=lambda message: (message.rank, -messages[message][0]))
@@ -337,18 +497,35 @@ class LogScan:
         return speakers
 
     def _matches(self, text: bytes, position: int, message: Message, form: Form) -> bool:
-        nearest = max(0, position - _LINE_BYTES)
-        start = text.rfind(b"\n", nearest, position) + 1 or nearest
-        end = text.find(b"\n", position, position + _LINE_BYTES)
-        end = end if end >= 0 else position + _LINE_BYTES
+        start, end = _line_around(text, position)
         line = text[start:end]
-        if not form.is_on(line) or (message.has and not any(part in line for part in message.has)):
+        near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
+        signed = (
+            self._begins(form, line)
+            and field_words(form.parts) > 0
+            and self._is_unique(message, form.parts, of_speaker=True)
+        )
+        return form.is_on(line) and self._holds(message, line, near, signed, text, start)
+
+    def _begins(self, form: Form, line: bytes) -> bool:
+        """Return whether a quoted line begins with a form, or with the beginning of one."""
+        line = line.lstrip(_CUT_MARKS)
+        return self._quoted and line.startswith(form.parts[0][: len(line)])
+
+    def _holds(self, message: Message, line: bytes, near: bytes, signed: bool, text: bytes, start: int) -> bool:
+        """Return whether a line with a form of an entry fulfils the entry's conditions.
+
+        :param near: the part of the line in which the speaker's sign may be.
+        :param signed: the speaker is known.
+        :param start: where in the text the lines before end.
+        """
+        if message.has and not any(part in line for part in message.has):
             return False
         if any(part in line for part in message.without):
             return False
-        near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
         said_by = self._speakers_of(near)
-        if message.by not in said_by and (message.signed or any(self._speakers[name].native for name in said_by)):
+        native = any(self._speakers[name].native for name in said_by)
+        if message.by not in said_by and (native or (message.signed and not signed)):
             return False
         quiet = (self._speakers[name].quiet for name in said_by)
         if message.weight != "harmless" and any(mark is not None and mark.search(near) for mark in quiet):
@@ -357,6 +534,90 @@ class LogScan:
             return True
         before = text[max(0, start - _BYTES_BEFORE) : start].splitlines()[-_LINES_BEFORE:]
         return any(part in context for context in (*before, line) for part in message.after)
+
+    def _find_cuts(
+        self, text: bytes, start: int, line_words: frozenset[bytes], best: dict[int, dict[Message, tuple[int, str]]]
+    ) -> None:
+        """Add the entries of which cut lines have enough, and remove those that the lost part could rule out."""
+        lost: dict[int, list[Cut]] = {}
+        for (literal, needed), cuts in self._cuts.items():
+            if not needed <= line_words:
+                continue
+            for line, position in _candidates(text, literal, start):
+                end = text.find(b"\n", position, line + _LINE_BYTES)
+                end = end if end >= 0 else len(text)
+                if end - line > _LINE_BYTES:
+                    continue
+                whole = text[line:end]
+                forwards, backwards = whole.rstrip(_CUT_MARKS), whole[::-1].rstrip(_CUT_MARKS)
+                for cut in cuts:
+                    size = cut.kept(backwards if cut.backwards else forwards)
+                    if 0 < size < cut.form.size:
+                        known = self._size_if_known(text, line, end, cut, size)
+                        if known > best.get(line, {}).get(cut.message, (0, ""))[0]:
+                            best.setdefault(line, {})[cut.message] = known, cut.form.text
+                        if size >= _RULING_SHARE * cut.form.size:
+                            lost.setdefault(line, []).append(cut)
+        for line, cuts in lost.items():
+            for message in [message for message in best.get(line, ()) if message.may_be_ruled_out_by(cuts)]:
+                del best[line][message]
+
+    def _size_if_known(self, text: bytes, start: int, end: int, cut: Cut, size: int) -> int:
+        """Return how much of a form a cut line has; 0: not enough to know it.
+
+        Of a form that the next lines, or the line before, continue, the line has all.
+        """
+        line = text[start:end]
+        joined = [line]
+        if size not in accumulate(map(len, cut.parts)):
+            before = text[max(0, start - _LINE_BYTES) : max(0, start - 1)].rpartition(b"\n")[2]
+            first, second, *_ = (*text[end + 1 : end + 1 + _LINE_BYTES].split(b"\n", 2), b"")
+            joined = [before, line] if cut.backwards else [line, first, second]
+        for count, space in product(range(2, len(joined) + 1), (b"", b" ")):
+            whole = space.join([joined[0].rstrip(), *(part.strip(_CUT_MARKS) for part in joined[1:count])])
+            if cut.form.is_on(whole) and self._holds(cut.message, whole, whole, False, text, start):
+                return cut.form.size
+        signed = cut.message.by in self._speakers_of(line)
+        quoted = self._quoted if cut.backwards else self._begins(cut.form, line)
+        remnant = cut.remnant(size)
+        known = cut.is_telling(remnant, signed, quoted) and self._holds(cut.message, line, line, quoted, text, start)
+        return size if known and self._is_unique(cut.message, remnant) else 0
+
+    def _is_unique(self, message: Message, remnant: tuple[bytes, ...], *, of_speaker: bool = False) -> bool:
+        """Return whether no other entry, or no other speaker, has a form of which a cut line could leave the same."""
+        key = message, remnant, of_speaker
+        if key not in self._unique:
+            left = Form("", remnant, (False, False))
+            self._unique[key] = not any(
+                (other.by != message.by if of_speaker else other is not message) and left.is_on(b"\n".join(form.parts))
+                for forms in self._forms.values()
+                for other, form in forms
+            )
+        return self._unique[key]
+
+
+def plain_text(text: bytes) -> bytes:
+    """Return lines in lower case without colours, and without the escapes of JSON, Markdown and HTML."""
+    if any(mark in text for mark in (b"\x1b", b"[0m", b"^[[")):
+        text = _COLOUR.sub(b"", text)
+    if any(mark in text for mark in (b"\\", b"&", b"\xe2\x80", b"\xc2\xa0")):
+        text = _ESCAPE.sub(_unescaped, text)
+    return text
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    code, *names = escape.groups()
+    name = next(filter(None, names), b"nbsp")
+    return bytes([int(code, 16)]) if code else _ESCAPED.get(name, name)
+
+
+def _line_around(text: bytes, position: int) -> tuple[int, int]:
+    """Return where the line of a position begins and ends, or the part of it that is compared."""
+    nearest = max(0, position - _LINE_BYTES)
+    end = text.find(b"\n", position, position + _LINE_BYTES)
+    return text.rfind(b"\n", nearest, position) + 1 or nearest, end if end >= 0 else min(
+        len(text), position + _LINE_BYTES
+    )
 
 
 def _candidates(text: bytes, literal: bytes, start: int) -> Iterator[tuple[int, int]]:

@@ -65,6 +65,10 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["VRAM-AS-HOST-MEMORY"], ["finding VRAM-AS-HOST-MEMORY", "remedy: "]),
         (["shm"], ["check shm", "proves: /dev/shm is larger", "fault `/dev/shm` has 64 MiB"]),
         (["--", "--nixl-gate"], ["option --nixl-gate"]),
+        (
+            ["Handshake with 127.0.0.1:5600 failed"],
+            ["error Handshake with … failed", "doctor --side-channel=PREFILL_HOST:5600"],
+        ),
         (["handshake"], ["error NIXL transfer failure: handshake_failed", "doctor --side-channel=PREFILL_HOST:5600"]),
     ],
 )
@@ -208,9 +212,9 @@ def test_commands_name_the_suites_as_they_are_installed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["xyzzy"], "no entry matches: give a shorter part of the message, --checks or --findings"),
+        (["xyzzy"], "no entry matches: give the line as it was printed, or one word of it, --checks or --findings"),
         (["memlick"], "no entry matches: did you mean memlock?"),
-        (["NIXL", "compatibility", "hash", "mismach"], "no entry matches: give a shorter part"),
+        (["NIXL", "compatibility", "hash", "mismach"], "no entry matches: give the line as it"),
         (["FlashInfer", "is", "not", "installed"], "no entry matches: "),
         (["OSError: [Errno 12] Cannot allocate memory"], "no entry matches: "),
         (["--checks", "NIXL_ERR_BACKEND"], "no entry matches: "),

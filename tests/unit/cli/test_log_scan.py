@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import html
 import io
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
 from time import process_time
 
 import pytest
 from field.score import read_lines, scores
 
 from pytest_nixl.cli import log_scan
-from pytest_nixl.cli.log_scan import GAP, Form, LogScan, read_messages
+from pytest_nixl.cli.log_scan import GAP, Form, LogScan, Message, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
 
 UCX = "[1763600001.101] [pod-a:211  :0]     ucp_context.c:1268 UCX  WARN  "
@@ -19,6 +24,29 @@ TRANSPORTS = "transport … not available, please use one or more of"
 AT_REGISTER = "NIXL_ERR_BACKEND at register_memory"
 RDMA = "[1763600001.1] [pod-a:211:0]        ib_new.c:59   UCX  ERROR "
 RAISED = "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND"
+
+
+#: How the first line of each speaker begins.
+SPEAKERS = {
+    "NIXL": "E1127 10:00:00.123456  77 nixl_agent.cpp:9] ",
+    "NIXL's Python": "2026-11-27 10:00:00 NIXL ERROR _api.py:70 ",
+    "UCX": "[1763600001.101] [pod-a:211  :0]   ucp_context.c:12   UCX  ERROR ",
+    "libfabric": "libfabric:72089:1763600001::efa:core:efa_domain_open():889<warn> ",
+    "libibverbs": "libibverbs: ",
+    "vLLM": "(EngineCore pid=9) ERROR 11-20 10:00:01 [nixl_connector.py:99] ",
+    "SGLang": "[2025-11-20 10:00:01 TP0] ",
+    "Dynamo": "2026-11-28T10:00:00Z ERROR dynamo_llm::kv: ",
+    "TensorRT-LLM": "[TensorRT-LLM][ERROR] ",
+    "Ray": "(raylet) ray: ",
+    "etcd": '{"level":"warn","caller":"etcdserver/a.go:1","msg":"',
+    "CUDA": "nvidia: ",
+    "NCCL": "pod:1:1 [0] NCCL WARN ",
+    "PyTorch": "[rank0]: RuntimeError: ",
+    "Kubernetes": "kubelet: ",
+    "Python": "Error: ",
+    "kernel": "[ 12.345678] ",
+    "loader": "ImportError: ",
+}
 
 
 def scan(log: str | bytes) -> LogScan:
@@ -285,3 +313,119 @@ def test_nothing_false_is_said_of_a_line_from_the_field(field_set: str) -> None:
     causes = [score for line, score in results if line["answer"] == "cause"]
     assert causes.count("right") >= 0.7 * len(causes)
     assert len(read_lines(field_set)) >= (60 if field_set == "set_aside" else 75)
+
+
+def sample_lines() -> Iterator[tuple[str, str]]:
+    """Yield a line of each entry, as its speaker says it, with the lines before it."""
+    messages, _ = read_messages(parse_texts(text_file("error-texts")))
+    for message in messages:
+        has, after = message.fields.get("has", [""]), message.fields.get("after", [])
+        for form in message.forms[:1]:
+            speaker = SPEAKERS[message.by]
+            if message.weight == "harmless":
+                speaker = speaker.replace("ERROR", "WARN")
+            line = speaker + form.text.replace(GAP, has[0] if "plugin" in message.title else "x1")
+            if not any(part.lower() in line.lower() for part in has):
+                line += f" {has[0]}"
+            yield f'  File "a.py", line 1, {after[0]}\n' if after else "", line
+
+
+def entry_finder(*, quoted: bool = False) -> Callable[[str], Message | None]:
+    """Return a function that names the first finding in a text."""
+    log = LogScan(*read_messages(parse_texts(text_file("error-texts"))), quoted=quoted)
+
+    def find(text: str) -> Message | None:
+        log._seen.clear()
+        log._before, log._bytes_read = b"", 0
+        log.read(io.BytesIO(text.encode()))
+        return next((seen.message for seen in log.seen()), None)
+
+    return find
+
+
+def outcome(message: Message | None, entry: Message, whole: str) -> str:
+    """Return whether what is said of a part of a line is right, silent, generic (true of the whole line) or false."""
+    if message is None:
+        return "silent"
+    if message.title == entry.title:
+        return "right"
+    if message.is_class:
+        return "generic"
+    _, speakers = read_messages(parse_texts(text_file("error-texts")))
+    alone = LogScan([message], speakers)
+    alone.read(io.BytesIO(whole.encode()))
+    return "generic" if alone.seen() else "false"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("quoted", "least"), [(False, 0.4), (True, 0.5)])
+def test_a_line_that_is_cut_names_its_own_entry_or_nothing(quoted: bool, least: float) -> None:
+    find = entry_finder(quoted=quoted)
+    outcomes: Counter[str] = Counter()
+    false = []
+    for before, line in sample_lines():
+        entry = find(f"{before}{line}: so it ended")
+        assert entry is not None
+        words = line.split(" ")
+        for kept in {round(share * len(words)) for share in (0.6, 0.7, 0.8, 0.9)} - {0, len(words)}:
+            for part in (words[:kept], words[-kept:]):
+                cut = " ".join(part)
+                result = outcome(find(before + cut), entry, f"{before}{line}: so it ended")
+                outcomes[result] += 1
+                if result == "false":
+                    false.append((cut, entry.title))
+    assert false == []
+    assert outcomes["right"] >= least * outcomes.total(), outcomes
+
+
+def wrapped(width: int) -> Callable[[str], str]:
+    return lambda text: "\n".join(
+        line[at : at + width] for line in text.splitlines() for at in range(0, len(line), width)
+    )
+
+
+def prefixed(prefix: str) -> Callable[[str], str]:
+    return lambda text: textwrap.indent(text, prefix)
+
+
+#: What people copy, and how much of it is named at least: all, unless a terminal has cut the words.
+WRAPPINGS: dict[str, tuple[Callable[[str], str], float]] = {
+    "ANSI": (lambda text: "\x1b[31m" + text.replace(" failed", " \x1b[1;4mfailed\x1b[0m") + "\x1b[0m", 1),
+    "ANSI as text": (lambda text: f"^[[36m{text.replace(' ', ' ^[[0;36m', 3)}^[[0m", 1),
+    "JSON": (lambda text: json.dumps({"log": f"{text}\n", "stream": "stderr"}), 1),
+    "JSON in JSON": (lambda text: json.dumps(json.dumps({"log": f"{text}\n"})), 1),
+    "kubectl": (prefixed("[pod/decode-0/engine] "), 1),
+    "kubectl with time": (prefixed("2026-11-27T10:00:00.123456789Z "), 1),
+    "containerd": (prefixed("2026-11-27T10:00:00.123456789Z stderr F "), 1),
+    "journald": (prefixed("Nov 27 10:00:00 node1 vllm[4242]: "), 1),
+    "docker compose": (prefixed("\x1b[36mprefill-1  | \x1b[0m"), 1),
+    "typographic quotes": (lambda text: "“" + text.replace("'", "’") + "”", 1),
+    "Markdown quotation": (prefixed("> "), 1),
+    "Markdown block": (lambda text: f"```\n{text}\n```", 1),
+    "Markdown escapes": (lambda text: "**" + text.replace("_", "\\_") + "**", 1),
+    "HTML": (html.escape, 1),
+    "CRLF": (lambda text: text.replace("\n", "\r\n") + "\r\n", 1),
+    "traceback": (lambda text: f'Traceback (most recent call last):\n  File "a.py", line 3, in run\n{text}\n', 1),
+    "repr": (repr, 1),
+    "60 columns": (wrapped(60), 0.7),
+    "80 columns": (wrapped(80), 0.8),
+    "80 columns between words": (
+        lambda text: "\n".join("\n  ".join(textwrap.wrap(line, 80)) for line in text.splitlines()),
+        0.85,
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_a_line_is_known_in_what_it_was_copied_from(wrapping: str) -> None:
+    find = entry_finder()
+    wrap, least = WRAPPINGS[wrapping]
+    outcomes: Counter[str] = Counter()
+    for before, line in sample_lines():
+        whole = f"{before}{line}: so it ended"
+        entry = find(whole)
+        assert entry is not None
+        outcomes[outcome(find(wrap(whole)), entry, whole)] += 1
+    assert outcomes["false"] == 0
+    assert outcomes["right"] >= least * outcomes.total(), outcomes
