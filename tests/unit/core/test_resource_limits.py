@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.needs import need_programs
 
 from pytest_nixl.core.hidden_modules import hidden_module_of_python
 from pytest_nixl.core.resource_limits import memory_kills
@@ -13,6 +16,20 @@ from pytest_nixl.core.resource_limits import memory_kills
 
 def test_an_error_that_names_a_module_of_python_itself_is_not_of_a_hidden_one() -> None:
     assert hidden_module_of_python(AttributeError("module 'json' has no attribute 'x'")) is None
+
+
+@pytest.mark.parametrize(("most", "fault"), [(10, "this user may have 10 (ulimit -u)"), (200, "None")])
+def test_a_crash_of_a_user_who_may_start_few_threads_has_that_limit_as_its_cause(most: int, fault: str) -> None:
+    """UCX may end by SIGSEGV without a word."""
+    need_programs("setpriv", "prlimit", root=True)
+    rights = "-all,+dac_override"
+    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}", f"--ambient-caps={rights}"]
+    script = "from pytest_nixl.core.resource_limits import shortage; print(shortage(), shortage(crashed=True))"
+    done = subprocess.run(
+        [*user, "prlimit", f"--nproc={most}", sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("None ")
+    assert fault in done.stdout.removeprefix("None ")
 
 
 @pytest.mark.parametrize(
