@@ -531,6 +531,7 @@ def test_limit_of_a_process_is_named(limit: str, check: str, reason: str, remedy
     results = doctor(prefix=["sh", "-c", f'ulimit {limit}; exec "$@"', "-"])
     assert results.failed(check, reason)
     assert f"`ulimit {limit[:2]} {remedy}`" in results.checks[check][2]
+    assert "(ulimit -u)" not in results.checks[check][1]  # with little address space no thread starts
 
 
 @pytest.mark.parametrize(
