@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of control groups, of both versions: a host has one of them, so they are folders of the test."""
+"""What limits forbid. Control groups that end processes are folders of the test: a host has only one version."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cli_run import eventually
 from helpers.needs import need_programs
 
 from pytest_nixl.core.hidden_modules import hidden_module_of_python
@@ -30,6 +31,24 @@ def test_a_crash_of_a_user_who_may_start_few_threads_has_that_limit_as_its_cause
     )
     assert done.stdout.startswith("None ")
     assert fault in done.stdout.removeprefix("None ")
+
+
+@pytest.mark.parametrize(("most", "named"), [(10, True), (200, False)])
+def test_threads_that_a_control_group_forbids_have_its_limit_as_their_cause(most: int, named: bool) -> None:
+    group = Path("/sys/fs/cgroup/pids/pytest-nixl-test")
+    if not group.parent.is_dir():
+        pytest.skip("this host has no control groups of version 1")
+    need_programs(root=True)
+    group.mkdir(exist_ok=True)
+    try:
+        (group / "pids.max").write_text(str(most))
+        script = "from pytest_nixl.core.resource_limits import start_fault; print(*start_fault())"
+        inside = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "-", sys.executable, "-c", script]
+        done = subprocess.run(inside, capture_output=True, text=True, check=True)
+        assert (f"thread: its control group may have {most} ({group})" in done.stdout) is named
+    finally:
+        assert eventually(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
 
 
 @pytest.mark.parametrize(
