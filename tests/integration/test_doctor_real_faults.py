@@ -118,7 +118,7 @@ def test_plugin_whose_libraries_are_missing_is_reported(plugins: Path, tmp_path:
     # A copy in another folder does not find the libraries beside the original.
     shutil.copy(plugins / "libplugin_UCX.so", tmp_path)
     report = doctor("--etcd=http://no-such-host.invalid:2379", NIXL_PLUGIN_DIR=str(tmp_path))
-    assert report.failed("names-resolve", "no-such-host.invalid")
+    assert report.failed("names-resolve", "no address found for no-such-host.invalid (")
     assert report.failed("plugin-libraries", "which libplugin_UCX.so needs, was not found")
     assert re.search(r"libucp\S*\.so\S*, which libplugin_UCX\.so needs", report.checks["plugin-libraries"][1])
     assert report.failed("backend-loads", "UCX")
@@ -444,7 +444,6 @@ def test_gate_of_an_image_passes_or_fails_by_what_its_profile_wants(tmp_path: Pa
     ("text", "values", "said_by_ucx"),
     [
         ("tpc", ("'tpc'", "did you mean tcp?"), "transport 'tpc' is not available"),
-        pytest.param("rc", ("no device for rc",), "transport 'rc' is not available", marks=pytest.mark.whole),
         ("ud,rc_x", ("no device for ud, rc_x",), "transports 'ud','rc_x' are not available"),
         pytest.param(
             " tcp",
@@ -453,13 +452,6 @@ def test_gate_of_an_image_passes_or_fails_by_what_its_profile_wants(tmp_path: Pa
             marks=pytest.mark.whole,
         ),
         ("", ("UCX_TLS=", "empty list"), "The TLs list is empty"),
-        # As ud and rc_x: UCX says that it has no device for it.
-        pytest.param(
-            "cuda_copy",
-            ("no device for cuda_copy",),
-            "transport 'cuda_copy' is not available",
-            marks=pytest.mark.whole,
-        ),
         pytest.param("^tcp", ("UCX_TLS=^tcp", "NIXL_ERR_BACKEND"), "no peer failure handler", marks=pytest.mark.whole),
         pytest.param(
             "tcp:aux",
@@ -493,18 +485,21 @@ def test_misspelt_transport_among_good_ones_is_a_warning(text: str, message: str
 
 
 @pytest.mark.whole  # test_variables_that_are_read_pass has one of them
-@pytest.mark.parametrize("text", ["tcp", "\\tcp", "all", "^ib", "^rc,ud"])
+@pytest.mark.parametrize("text", ["\\tcp", "all", "^rc,ud"])
 def test_transports_that_can_carry_nixl_pass(text: str) -> None:
     results = doctor(UCX_TLS=text, UCX_MODULES="^ib")
-    assert {results.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}
+    assert results.code == 0  # with \\tcp alone there is a warning: the profile is of transports within a host
+    assert results.checks["backend-loads"][0] == "PASS"
 
 
-@pytest.mark.parametrize("setting", ["UCX_TLS=rc", "UCX_PROTO_ENABLE=n"])
-def test_settings_that_ucx_reads_from_a_file_are_named(setting: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "check"), [("UCX_TLS=rc", "backend-loads"), ("UCX_PROTO_ENABLE=n", "transfers-arrive")]
+)
+def test_settings_that_ucx_reads_from_a_file_are_named(setting: str, check: str, tmp_path: Path) -> None:
     """No variable shows them."""
     (tmp_path / "ucx.conf").write_text(f"# UCX_TLS=tcp\n{setting}\n")
     results = doctor(HOME=str(tmp_path))
-    assert results.failed("transfers-arrive", f"UCX reads {setting} from {tmp_path}/ucx.conf")
+    assert results.failed(check, f"UCX reads {setting} from {tmp_path}/ucx.conf")
     verdict, reason, remedy = results.checks["telemetry-in-process"]
     assert verdict != "UNKNOWN" or remedy == "follow the remedy of transfers-arrive", reason
 
@@ -529,6 +524,7 @@ def test_limit_of_a_process_is_named(limit: str, check: str, reason: str, remedy
     results = doctor(prefix=["sh", "-c", f'ulimit {limit}; exec "$@"', "-"])
     assert results.failed(check, reason)
     assert f"`ulimit {limit[:2]} {remedy}`" in results.checks[check][2]
+    assert "(ulimit -u)" not in results.checks[check][1]  # with little address space no thread starts
 
 
 @pytest.mark.parametrize(
@@ -585,10 +581,11 @@ def test_damaged_file_of_the_wheel_is_named_with_the_command_that_brings_it_back
     # In the namespace the beginning is all that is left of it.
     cut = f'head -c 2000 {file} > /dev/shm/cut && mount --bind /dev/shm/cut {file} && exec "$@"'
     cut = f"mount -t tmpfs -o size=1g tmpfs /dev/shm && {cut}"
-    report = doctor(prefix=["unshare", "--mount", "sh", "-c", cut, "-"])
+    report = doctor("--backend=POSIX,UCX", prefix=["unshare", "--mount", "sh", "-c", cut, "-"])
     assert report.failed(check, f"{file} of nixl", "is missing or damaged")
     assert "pip install --force-reinstall" in report.checks[check][2]
     assert report.checks["transfers-arrive"][0] == "FAIL"
+    assert "POSIX" not in report.checks[check][1]  # the other backend is tried nevertheless
 
 
 def test_memory_that_a_control_group_forbids_is_named() -> None:
@@ -616,23 +613,18 @@ OTHER_USER = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups",
               "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [1, 2])
-def test_processes_that_cannot_be_started_are_named_with_the_limit(most: int) -> None:
+def test_processes_that_cannot_be_started_are_named_with_the_limit() -> None:
     need_programs("setpriv", "prlimit", root=True)
-    done = run_command("doctor", prefix=[*OTHER_USER, "prlimit", f"--nproc={most}"], env={"HOME": "/"})
+    done = run_command("doctor", prefix=[*OTHER_USER, "prlimit", "--nproc=1"], env={"HOME": "/"})
     assert done.returncode == 2
-    assert f"no further process or thread: this user may have {most} (ulimit -u)" in done.stderr
+    assert "no further process or thread: this user may have 1 (ulimit -u)" in done.stderr
     assert "remedy: raise the limit of processes" in done.stderr
 
 
-@pytest.mark.parametrize(("most", "arguments"), [(6, ["--no-transfer"]), (10, [])])
-def test_threads_that_nixl_cannot_start_are_named_with_the_limit(most: int, arguments: list[str]) -> None:
-    """With 6 NIXL raises an error. With 10 the attempt that lacks one is ended by SIGABRT or SIGSEGV."""
+def test_threads_that_nixl_cannot_start_are_named_with_the_limit() -> None:
     need_programs("setpriv", "prlimit", root=True)
-    results = doctor(*arguments, prefix=[*OTHER_USER, "prlimit", f"--nproc={most}"], HOME="/")
-    bad = [reason for verdict, reason, _ in results.checks.values() if verdict not in ("PASS", "NOT-APPLICABLE")]
-    assert results.code == 1
-    assert [reason for reason in bad if f"this user may have {most} (ulimit -u)" not in reason] == []
+    results = doctor("--no-transfer", prefix=[*OTHER_USER, "prlimit", "--nproc=6"], HOME="/")
+    assert results.failed("nixl-loads", "NIXL cannot create an agent", "this user may have 6 (ulimit -u)")
 
 
 def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:
@@ -641,18 +633,8 @@ def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:
     assert report.checks["transfers-arrive"][2] == "`unset UCX_LOG_FILE`"
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "hostname nowhere.invalid",
-        "mount --bind /dev/null /etc/hosts",
-        "mount -t tmpfs tmpfs /etc",
-        "mount --bind $HOME $HOME && mount -o remount,ro,bind $HOME",
-        "mount -t tmpfs -o noexec tmpfs /tmp",
-    ],
-)
-def test_host_that_lacks_what_nixl_does_not_need_passes(script: str) -> None:
+def test_host_with_an_empty_etc_passes() -> None:
     need_programs("unshare", "mount", root=True)
-    prefix = ["unshare", "--mount", "--uts", "sh", "-c", f'{script} && exec "$@"', "-"]
+    prefix = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /etc && exec "$@"', "-"]
     report = doctor(prefix=prefix, UCX_MODULES="^ib")
     assert {verdict for verdict, _, _ in report.checks.values()} == {"PASS", "NOT-APPLICABLE"}

@@ -108,8 +108,16 @@ def test_an_etcd_with_too_little_address_space_is_named(kib: int, tmp_path: Path
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kib", "test"), [(150_000, TEST), (200_000, TEST), (262_144, BUFFER_TEST)])
-def test_a_worker_with_too_little_address_space_is_named(kib: int, test: str, tmp_path: Path) -> None:
-    output = said_with(tmp_path, ["prlimit", f"--as={kib << 10}"], test=test)
-    assert f"a process may have at most {kib >> 10} MiB of address space here (ulimit -v)" in output
-    assert "remedy: raise the limit: `ulimit -v unlimited`" in output
+@pytest.mark.parametrize(
+    ("limit", "kib", "name", "test"),
+    [
+        ("--as", 150_000, "address space here (ulimit -v)", TEST),
+        ("--as", 200_000, "address space here (ulimit -v)", TEST),
+        ("--as", 262_144, "address space here (ulimit -v)", BUFFER_TEST),
+        ("--data", 50_000, "data here (ulimit -d)", TEST),
+    ],
+)
+def test_a_worker_with_too_little_memory_is_named(limit: str, kib: int, name: str, test: str, tmp_path: Path) -> None:
+    output = said_with(tmp_path, ["prlimit", f"{limit}={kib << 10}"], test=test)
+    assert f"a process may have at most {kib >> 10} MiB of {name}" in output
+    assert f"remedy: raise the limit: `ulimit {name[-3:-1]} unlimited`" in output

@@ -10,7 +10,9 @@ from helpers.fake_sysfs import p5
 
 from pytest_nixl.checks.doctor.check import CheckResult, Requirements
 from pytest_nixl.checks.doctor.examine import examine
+from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.transfers import transfers_arrive, with_transfers
+from pytest_nixl.core.resource_limits import PROCESSES_REMEDY
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
@@ -87,6 +89,16 @@ def test_fault_names_its_variables_or_the_host(host: Facts, proof: TransferProof
     judgement = transfers_arrive(with_transfers(host, (MOVED, proof)), REQUIREMENTS)
     assert (judgement.verdict, judgement.remedy) == (Verdict.FAIL, remedy)
     assert sentence in judgement.reason
+
+
+@pytest.mark.parametrize(("remedy", "verdict"), [(PROCESSES_REMEDY, Verdict.FAIL), ("run it again", Verdict.UNKNOWN)])
+def test_nixl_that_two_of_three_processes_load_is_a_fault_if_a_limit_is_the_cause(
+    host: Facts, remedy: str, verdict: Verdict
+) -> None:
+    absent = replace(host.software, nixl=replace(host.software.nixl, value=None, why="no thread"), nixl_remedy=remedy)
+    judgement = not_loaded(with_transfers(replace(host, software=absent), (MOVED,)), WANTED)
+    assert judgement is not None
+    assert (judgement.verdict, judgement.remedy) == (verdict, remedy)
 
 
 def test_missed_deadline_decides_nothing(host: Facts) -> None:

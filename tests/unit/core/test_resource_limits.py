@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of control groups, of both versions: a host has one of them, so they are folders of the test."""
+"""What limits forbid. Control groups that end processes are folders of the test: a host has only one version."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.cli_run import eventually
+from helpers.needs import need_programs
 
 from pytest_nixl.core.hidden_modules import hidden_module_of_python
 from pytest_nixl.core.resource_limits import memory_kills
@@ -13,6 +17,38 @@ from pytest_nixl.core.resource_limits import memory_kills
 
 def test_an_error_that_names_a_module_of_python_itself_is_not_of_a_hidden_one() -> None:
     assert hidden_module_of_python(AttributeError("module 'json' has no attribute 'x'")) is None
+
+
+@pytest.mark.parametrize(("most", "fault"), [(10, "this user may have 10 (ulimit -u)"), (200, "None")])
+def test_a_crash_of_a_user_who_may_start_few_threads_has_that_limit_as_its_cause(most: int, fault: str) -> None:
+    """UCX may end by SIGSEGV without a word."""
+    need_programs("setpriv", "prlimit", root=True)
+    rights = "-all,+dac_override"
+    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}", f"--ambient-caps={rights}"]
+    script = "from pytest_nixl.core.resource_limits import shortage; print(shortage(), shortage(crashed=True))"
+    done = subprocess.run(
+        [*user, "prlimit", f"--nproc={most}", sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("None ")
+    assert fault in done.stdout.removeprefix("None ")
+
+
+@pytest.mark.parametrize(("most", "named"), [(10, True), (200, False)])
+def test_threads_that_a_control_group_forbids_have_its_limit_as_their_cause(most: int, named: bool) -> None:
+    group = Path("/sys/fs/cgroup/pids/pytest-nixl-test")
+    if not group.parent.is_dir():
+        pytest.skip("this host has no control groups of version 1")
+    need_programs(root=True)
+    group.mkdir(exist_ok=True)
+    try:
+        (group / "pids.max").write_text(str(most))
+        script = "from pytest_nixl.core.resource_limits import start_fault; print(*start_fault())"
+        inside = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "-", sys.executable, "-c", script]
+        done = subprocess.run(inside, capture_output=True, text=True, check=True)
+        assert (f"thread: its control group may have {most} ({group})" in done.stdout) is named
+    finally:
+        assert eventually(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
 
 
 @pytest.mark.parametrize(

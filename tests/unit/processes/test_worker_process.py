@@ -90,6 +90,12 @@ def test_function_that_fails_is_an_error_and_the_worker_survives(
             "was ended by SIGABRT during 'run': rxe1 went down or was removed, and UCX aborts then",
             "Work Request Flushed Error",
         ),
+        (
+            "ucx_fatal",
+            {"words": "pthread_create() failed: Resource temporarily unavailable"},
+            "was ended by SIGABRT during 'run': the kernel starts no further process or thread",
+            "pthread_create",
+        ),
         ("leave", {"code": 3}, "ended with exit code 3", "it wrote nothing to stderr"),
     ],
 )
