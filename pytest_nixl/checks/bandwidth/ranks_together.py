@@ -85,7 +85,8 @@ def _ends(failure: FailedPair) -> list[SlowerRank]:
 def _name_slower(slower: Sequence[SlowerRank], cluster: Cluster, pairs: Launches) -> tuple[list[int], list[str]]:
     """Measure ranks in turn with others. Return the culprits, and a sentence for each of these, or for each rank."""
     named: list[int] = []
-    culprits, others = [], []
+    culprits: list[str] = []
+    others: list[str] = []
     for candidate in slower:
         keys = candidate.comparison(slower, cluster.ranks)
         in_turn: list[tuple[Samples, Samples]] = []
