@@ -34,6 +34,8 @@ SLOW, OF_FLOWS = 0.75, 75
 #: If the sums of all flows in two successive repetitions differ by at most this share, alone and together, more
 #: repetitions hardly change them.
 CLEAR_SPREAD = 0.1
+#: Of more flows than these some are slow by chance in each of several repetitions, if other processes use the cores.
+MANY_FLOWS = 500
 #: The number of partners with which all flows of a rank must be slow.
 PARTNERS = 2
 
@@ -115,12 +117,15 @@ def slow_flows(samples: PatternSamples) -> list[Flow]:
 def is_clear(samples: PatternSamples) -> bool:
     """Whether more repetitions would change no verdict, and hardly any rate.
 
-    A flow starves, is slow, or collapses with others only if it does so in each repetition.
+    A flow starves, is slow, or collapses with others only if it does so in each repetition. While other processes use
+    the cores, no rank is named for it, and many flows are not measured until none is slow by chance.
     """
     for load in LOADS:
         totals = [sum(rates) for rates in zip(*(flow.rates(load) for flow in samples.flows), strict=True)][-2:]
         if len(totals) < 2 or max(totals) > (1 + CLEAR_SPREAD) * min(totals):
             return False
+    if samples.disturbed > DISTURBED_CORES and len(samples.flows) > MANY_FLOWS:
+        return True
     again = samples.only(paired_again(samples.hosts, max(flow.flow.size for flow in samples.flows)))
     faults = starving(samples.flows), collapsing(samples)
     return faults == (None, None) and not (again and slow_flows(again))

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks.pattern.check import CLEAR_SPREAD, PARTNERS, is_clear, judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.check import (
+    CLEAR_SPREAD,
+    MANY_FLOWS,
+    PARTNERS,
+    is_clear,
+    judge_pattern_culprit,
+    paired_again,
+)
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES
@@ -158,3 +165,17 @@ def test_a_pattern_is_clear_if_its_sums_agree_and_no_verdict_can_become_worse(
     pairs = zip(load(alone).flows, load(together).flows, strict=True)
     flows = [replace(one, together=other.together) for one, other in pairs]
     assert is_clear(replace(samples(lambda _: 100), flows=tuple(flows))) is clear
+
+
+@pytest.mark.parametrize(
+    ("ranks", "others", "clear"),
+    [(MANY_FLOWS // 2 + 1, 0.4, True), (MANY_FLOWS // 2, 0.4, False), (MANY_FLOWS // 2 + 1, 0.2, False)],
+)
+def test_many_flows_on_busy_cores_are_clear_although_some_are_slow(ranks: int, others: float, clear: bool) -> None:
+    hosts = [f"node-{rank}" for rank in range(ranks)]
+    rates = [100.0] * 2
+    measured = samples(lambda flow: [25.0] * 2 if flow.ranks == (2, 3) else rates, others=others, hosts=hosts)
+    assert is_clear(measured) is clear
+    assert judge_pattern_culprit(measured).verdict is (
+        Verdict.INCONCLUSIVE if others > DISTURBED_CORES else Verdict.WARN
+    )
