@@ -28,7 +28,7 @@ from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.svg import nice_step
+from pytest_nixl.report.svg import nice_step, value_axis
 from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -527,6 +527,17 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
 def test_a_step_of_an_axis_is_the_least_round_number_that_is_large_enough(value: float) -> None:
     rounds = [factor * 10.0**power for power in range(-3, 11) for factor in (1, 2, 2.5, 5)]
     assert nice_step(value) == pytest.approx(min(step for step in rounds if step >= value))
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"), [((2.0, 900.0), (1, 10, 100, 1000)), ((10.0, 1e4), (10, 100, 1e3, 1e4, 1e5))]
+)
+def test_a_logarithmic_axis_has_a_name_at_each_power_of_ten(
+    values: tuple[float, ...], ticks: tuple[float, ...]
+) -> None:
+    axis = value_axis(values, str, "GB/s")
+    assert (axis.low, *axis.ticks[1:-1], axis.high) == ticks
+    assert value_axis((1.0, 30.0), str, "GB/s").ticks == (0.0, 10.0, 20.0, 30.0, 40.0)
 
 
 def test_charts_of_one_kind_have_one_scale_and_its_names_differ() -> None:

@@ -151,6 +151,13 @@ def test_a_check_without_parameters_is_missing(pytester: pytest.Pytester) -> Non
     assert result.ret == 1
 
 
+def test_a_check_that_was_deselected_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=0, numbers=[1]))
+    result = run_pytest(pytester, GATE, "-k", "test_good", in_process=True)
+    result.stdout.fnmatch_lines(["NIXL gate: PASS (2 PASS; 0 rows measured*; checks deselected: mine)"])
+    assert result.ret == 0
+
+
 def test_a_required_check_is_missing_if_pytest_skips_one_of_its_tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(EMPTY.format(skipped=2, numbers=[1]))
     required = profile(pytester.path / "p.toml", "floor = '1 KB/s'", required="['good']")
