@@ -30,7 +30,7 @@ from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ASKED, Fact, FactsRoot
-from pytest_nixl.host.software import library, unused_variables
+from pytest_nixl.host.software import library, unused_variables, words_of_ucx
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import close_supervisor
@@ -279,6 +279,9 @@ def test_library_is_named_without_hash_and_version(path: str, name: str) -> None
 def test_warning_of_ucx_about_unused_variables_is_parsed() -> None:
     log = "[1.5] [vm:3 :0]  parser.c:2578 UCX  WARN  unused environment variables: UCX_A; UCX_TLSS (maybe: UCX_TLS?)\n"
     assert unused_variables(log) == {"UCX_A": "", "UCX_TLSS": "UCX_TLS"}
+    said = (" WARN  it is slow", " ERROR no device  ", " WARN  it is slow", " INFO  well")
+    log += "".join(f"[1.5] [vm:3 :0]  ib.c:25 UCX {words}\n" for words in said)
+    assert words_of_ucx(log) == ["it is slow", "no device"]
 
 
 # Ranks.
