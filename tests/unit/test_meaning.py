@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from helpers.cli_run import junit_suite, run
 from helpers.fake_sysfs import Tree, facts_of
 from helpers.records import KEY, ROW, record
 from prometheus_client.parser import text_string_to_metric_families
@@ -230,23 +229,6 @@ def test_only_a_row_of_whole_blocks_is_a_requested_row(
         placement=placement, links=[], collected=SimpleNamespace(suites=frozenset({"bandwidth"})),
     )  # fmt: skip
     assert [result.reason.partition(",")[0] for result in missed(profile(), cast(Run, run))] == missing
-
-
-@pytest.mark.long
-def test_a_required_check_that_was_skipped_is_a_failed_case_of_its_own(tmp_path: Path) -> None:
-    tests = tmp_path / "test_mine.py"
-    tests.write_text(
-        "import pytest\n"
-        "@pytest.mark.nixl_check('mine')\ndef test_mine():\n    pytest.skip('no such machine')\n"
-        "@pytest.mark.nixl_check('fine')\ndef test_fine():\n    pass\n"
-    )
-    required = tmp_path / "mine.toml"
-    required.write_text('[profile]\nname = "mine"\nsummary = "s"\n[required]\nchecks = ["mine", "fine"]\n')
-    done = run(str(tests), "--nixl-gate", f"--nixl-profile={required}", f"--junit-xml={tmp_path}/r.xml")
-    assert done.code == 1, done.output
-    suite = junit_suite(tmp_path / "r.xml")
-    failed = [str(case.attrib["name"]) for case in suite.findall("testcase") if case.find("failure") is not None]
-    assert failed == ["mine"]
 
 
 def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
