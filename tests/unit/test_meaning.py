@@ -21,7 +21,7 @@ from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import mtu
 from pytest_nixl.core.metrics_text import read_metrics
-from pytest_nixl.core.rdma_fault import wants_rdma
+from pytest_nixl.core.rdma_fault import allows_cuda, wants_rdma
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
@@ -262,6 +262,17 @@ def test_the_properties_of_a_row_have_their_units() -> None:
 )
 def test_transports_of_rdma_devices_are_recognised(text: str, rdma: bool) -> None:
     assert wants_rdma({"UCX_TLS": text}) is rdma
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda"),
+    [
+        *((name, True) for name in ("all", "rc,cuda_copy", "\\cuda", "^rc", "^tcp,rc")),
+        *((name, False) for name in ("", "rc", "cuda_ipc", "^cuda", "^rc,\\cuda_copy", "^all")),
+    ],
+)
+def test_transports_for_gpu_memory_are_recognised(text: str, cuda: bool) -> None:
+    assert allows_cuda(text) is cuda
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,15 @@ def test_every_fact_names_its_source(node: Facts) -> None:
     look(node, "facts")
 
 
+def test_the_memory_of_each_numa_node_is_in_bytes(healthy: Tree, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    for number in range(2):
+        text = f"Node {number} MemTotal: {number + 1} kB\nNode {number} MemFree: 9 kB"
+        tree.write(f"/sys/devices/system/node/node{number}/meminfo", text)
+    numa = gather(FactsRoot(tree.folder), environ={}).host.numa
+    assert [(each.number, each.memory) for each in numa] == [(0, 1024), (1, 2048)]
+
+
 def test_the_rate_of_a_device_is_that_of_its_fastest_port(node: Facts) -> None:
     device = node.rdma[0]
     ports = [replace(device.ports[0], rate=rate) for rate in (None, 25e9, 50e9, 12.5e9)]
