@@ -35,6 +35,7 @@ from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import SEVERITY, Judgement, Verdict, most_severe
 from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.session.benchmark import described, rounds
 from pytest_nixl.session.gate import failed, missed
 from pytest_nixl.session.outcome import Reruns
 from pytest_nixl.session.requested_links import requested_rows
@@ -238,6 +239,19 @@ def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
     assert (summary.floor, summary.ceiling, summary.transfers) == (3e9, 9e9, 20)
     assert (RowSummary.of(samples, None).floor, RowSummary.of(samples, None).ceiling) == (0.0, 0.0)
     assert summary.p50 <= summary.p90 <= summary.p99 <= summary.p999 <= 0.4
+
+
+def test_what_is_recorded_of_a_row_has_its_units() -> None:
+    samples = Samples(ROW, (1.0, 2.0), (10, 40), (1e-6, 3e-6), ("tcp/eth0",), contention=(0.5,), gpu_waits=(2e-3,))
+    values = {
+        "key": KEY, "pages": "huge", "GB/s": 983_040e-9, "Gb/s": 8 * 983_040e-9, "launches": [983_040.0], "p50_us": 1.0,
+        "p90_us": 3.0, "p99_us": 3.0, "p99.9_us": 3.0, "transfers": 50, "transfer_bytes": 65536, "others_cores": [0.5],
+        "gpu_waits_us": [2000.0], "transports": ["tcp/eth0"], "payload_bytes": 50 * 65536, "counted_bytes": {},
+    }  # fmt: skip
+    recorded = described(samples)
+    assert recorded.keys() == values.keys()
+    assert all(recorded[name] == pytest.approx(value) for name, value in values.items())
+    assert rounds(samples) == (0.1, 0.05)
 
 
 def test_the_properties_of_a_row_have_their_units() -> None:

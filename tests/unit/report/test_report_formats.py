@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 from dataclasses import replace
@@ -23,7 +24,7 @@ from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSumma
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
-from pytest_nixl.report.files import write
+from pytest_nixl.report.files import table, write
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
@@ -314,6 +315,18 @@ def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) ->
     assert (line["block_bytes"], line["op"], line["regression"]) == ("65536", "READ", "REGRESSED")
     assert len(line["launches"].split()) == 5
     assert float(line["change"]) == pytest.approx(-0.14, abs=0.01)
+
+
+def test_each_column_of_the_table_has_its_value() -> None:
+    data = record("image:1", {"UCX/READ/DRAM:VRAM/64KiB/batch8/depth4/2-5": [3.0, 1.0, 2.0]},
+                  extra={"floor": 5e8, "ceiling": 9e9, "p50_us": 1.5, "p99_us": 4.0})  # fmt: skip
+    [line] = csv.DictReader(io.StringIO(table(RunReport(parse_recorded(data, "r.json")))))
+    values = {
+        "image": "image:1", "backend": "UCX", "op": "READ", "memory": "DRAM:VRAM", "block_bytes": "65536", "batch": "8",
+        "depth": "4", "pair": "2-5", "gigabytes_per_second": "2", "launches": "3 1 2", "p50_us": "1.5", "p99_us": "4",
+        "floor_gigabytes_per_second": "0.5", "ceiling_gigabytes_per_second": "9", "transports": "tcp/eth0",
+    }  # fmt: skip
+    assert {name: line[name] for name in values} == values
 
 
 def test_the_summary_of_a_step_names_failures_and_escapes_markup(report: RunReport) -> None:
