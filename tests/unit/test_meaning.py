@@ -137,6 +137,17 @@ def test_the_default_route_has_neither_a_destination_nor_a_mask(
     assert read_network(FactsRoot(tmp_path)).default.value == name
 
 
+@pytest.mark.parametrize(("speed", "rate"), [("100000", 12.5e9), ("0", None), ("-1", None), ("4294967295", None)])
+def test_the_rate_of_an_interface_is_in_bytes_per_second(tmp_path: Path, speed: str, rate: float | None) -> None:
+    tree = Tree(tmp_path)
+    for name, text in {"operstate": "up", "speed": speed, "mtu": "9001", "type": "772"}.items():
+        tree.write(f"/sys/class/net/eth0/{name}", text)
+    tree.answer("addresses", {"eth0": ["10.0.0.1/16"], "eth1": ["10.0.0.2/16"]})
+    [nic] = read_network(FactsRoot(tmp_path)).nics
+    assert (nic.rate, nic.mtu, nic.loopback, nic.virtual) == (rate, 9001, True, True)
+    assert nic.addresses == ("10.0.0.1/16",)
+
+
 def test_a_figure_with_other_labels_is_another_metric() -> None:
     measured = [
         Figure.of("registration", seconds, {"backend": "UCX", "count": 1, "size": size})

@@ -183,6 +183,7 @@ def test_registrations_of_two_ranks_are_read() -> None:
     assert target.registrations == (NixlbenchRegistration(rank=1, item=2, size=2),)
     assert target.endpoint == "http://127.0.0.1:41790"
     assert target.ready
+    assert target.roles == {(1, "target")}
     assert target.faults == ()
 
 
