@@ -38,7 +38,7 @@ from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.benchmark import described, rounds
 from pytest_nixl.session.gate import failed, missed
 from pytest_nixl.session.outcome import Reruns
-from pytest_nixl.session.requested_links import requested_rows
+from pytest_nixl.session.requested_links import requested_rows, row_of
 from pytest_nixl.session.run import Run
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -241,6 +241,21 @@ def test_only_a_row_of_whole_blocks_is_a_requested_row(
         placement=placement, links=[], collected=SimpleNamespace(suites=frozenset({"bandwidth"})),
     )  # fmt: skip
     assert [result.reason.partition(",")[0] for result in missed(profile(), cast(Run, run))] == missing
+
+
+def test_a_test_measures_the_row_of_its_parameters() -> None:
+    sizes = {"block": 4096, "batch": 2, "depth": 3}
+    link = SimpleNamespace(key=ROW)
+    for params, row in (
+        ({"nixl_link": link, **sizes}, replace(ROW, **sizes)),  # type: ignore[arg-type]
+        ({"nixl_link": link}, ROW),
+        ({"mine": link, **sizes}, ROW),
+        ({"mine": ROW, **sizes}, ROW),
+        (sizes, None),
+    ):
+        item = SimpleNamespace(fixturenames=["nixl_rows"], callspec=SimpleNamespace(params=params))
+        assert row_of(cast(pytest.Item, item)) == row
+        assert row_of(cast(pytest.Item, SimpleNamespace(fixturenames=[], callspec=item.callspec))) is None
 
 
 def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
