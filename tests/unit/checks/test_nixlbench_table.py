@@ -206,6 +206,14 @@ def test_the_configuration_is_read() -> None:
     assert len(posix.values) == 37
 
 
+def test_a_line_of_the_configuration_has_a_value_with_or_without_a_flag() -> None:
+    lines = (
+        "NIXLBench Configuration\nNo Flag:\nSome Path  : a: b \nOp type (--op_type=[READ,WRITE]) : WRITE\nnothing\n----"
+    )
+    values = read_output(lines).configuration.values
+    assert dict(values) == {"no_flag": "", "some_path": "a: b", "op_type": "WRITE"}
+
+
 def test_rows_and_transfers_follow_from_the_configuration() -> None:
     efa = read("efa-p5/nixlbench-rank0.out")
     assert efa.configuration.planned() == tuple((4 * KIB << n, 1) for n in range(15))
