@@ -141,7 +141,7 @@ class KvPlan:
         return (prefill, decode) if op == "WRITE" else (decode, prefill)
 
     def _block_bytes(self, tp: int) -> int:
-        heads = 1 if self.model.mla else max(1, self.model.kv_heads // tp)
+        heads = max(1, self.model.kv_heads // tp)  # MLA has one
         return self.block_tokens * heads * self.model.head_dim * KV_DTYPES[self.dtype]
 
     def __str__(self) -> str:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from helpers.cli_run import junit_suite, run
 from helpers.fake_sysfs import Tree, facts_of
 from helpers.records import KEY, ROW, record
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +21,7 @@ from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import mtu
 from pytest_nixl.core.metrics_text import read_metrics
-from pytest_nixl.core.rdma_fault import wants_rdma
+from pytest_nixl.core.rdma_fault import allows_cuda, wants_rdma
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
@@ -36,9 +35,10 @@ from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import SEVERITY, Judgement, Verdict, most_severe
 from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.session.benchmark import described, rounds
 from pytest_nixl.session.gate import failed, missed
 from pytest_nixl.session.outcome import Reruns
-from pytest_nixl.session.requested_links import requested_rows
+from pytest_nixl.session.requested_links import requested_rows, row_of
 from pytest_nixl.session.run import Run
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -137,6 +137,17 @@ def test_the_default_route_has_neither_a_destination_nor_a_mask(
     assert read_network(FactsRoot(tmp_path)).default.value == name
 
 
+@pytest.mark.parametrize(("speed", "rate"), [("100000", 12.5e9), ("0", None), ("-1", None), ("4294967295", None)])
+def test_the_rate_of_an_interface_is_in_bytes_per_second(tmp_path: Path, speed: str, rate: float | None) -> None:
+    tree = Tree(tmp_path)
+    for name, text in {"operstate": "up", "speed": speed, "mtu": "9001", "type": "772"}.items():
+        tree.write(f"/sys/class/net/eth0/{name}", text)
+    tree.answer("addresses", {"eth0": ["10.0.0.1/16"], "eth1": ["10.0.0.2/16"]})
+    [nic] = read_network(FactsRoot(tmp_path)).nics
+    assert (nic.rate, nic.mtu, nic.loopback, nic.virtual) == (rate, 9001, True, True)
+    assert nic.addresses == ("10.0.0.1/16",)
+
+
 def test_a_figure_with_other_labels_is_another_metric() -> None:
     measured = [
         Figure.of("registration", seconds, {"backend": "UCX", "count": 1, "size": size})
@@ -232,21 +243,19 @@ def test_only_a_row_of_whole_blocks_is_a_requested_row(
     assert [result.reason.partition(",")[0] for result in missed(profile(), cast(Run, run))] == missing
 
 
-@pytest.mark.long
-def test_a_required_check_that_was_skipped_is_a_failed_case_of_its_own(tmp_path: Path) -> None:
-    tests = tmp_path / "test_mine.py"
-    tests.write_text(
-        "import pytest\n"
-        "@pytest.mark.nixl_check('mine')\ndef test_mine():\n    pytest.skip('no such machine')\n"
-        "@pytest.mark.nixl_check('fine')\ndef test_fine():\n    pass\n"
-    )
-    required = tmp_path / "mine.toml"
-    required.write_text('[profile]\nname = "mine"\nsummary = "s"\n[required]\nchecks = ["mine", "fine"]\n')
-    done = run(str(tests), "--nixl-gate", f"--nixl-profile={required}", f"--junit-xml={tmp_path}/r.xml")
-    assert done.code == 1, done.output
-    suite = junit_suite(tmp_path / "r.xml")
-    failed = [str(case.attrib["name"]) for case in suite.findall("testcase") if case.find("failure") is not None]
-    assert failed == ["mine"]
+def test_a_test_measures_the_row_of_its_parameters() -> None:
+    sizes = {"block": 4096, "batch": 2, "depth": 3}
+    link = SimpleNamespace(key=ROW)
+    for params, row in (
+        ({"nixl_link": link, **sizes}, replace(ROW, **sizes)),  # type: ignore[arg-type]
+        ({"nixl_link": link}, ROW),
+        ({"mine": link, **sizes}, ROW),
+        ({"mine": ROW, **sizes}, ROW),
+        (sizes, None),
+    ):
+        item = SimpleNamespace(fixturenames=["nixl_rows"], callspec=SimpleNamespace(params=params))
+        assert row_of(cast(pytest.Item, item)) == row
+        assert row_of(cast(pytest.Item, SimpleNamespace(fixturenames=[], callspec=item.callspec))) is None
 
 
 def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
@@ -256,6 +265,19 @@ def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
     assert (summary.floor, summary.ceiling, summary.transfers) == (3e9, 9e9, 20)
     assert (RowSummary.of(samples, None).floor, RowSummary.of(samples, None).ceiling) == (0.0, 0.0)
     assert summary.p50 <= summary.p90 <= summary.p99 <= summary.p999 <= 0.4
+
+
+def test_what_is_recorded_of_a_row_has_its_units() -> None:
+    samples = Samples(ROW, (1.0, 2.0), (10, 40), (1e-6, 3e-6), ("tcp/eth0",), contention=(0.5,), gpu_waits=(2e-3,))
+    values = {
+        "key": KEY, "pages": "huge", "GB/s": 983_040e-9, "Gb/s": 8 * 983_040e-9, "launches": [983_040.0], "p50_us": 1.0,
+        "p90_us": 3.0, "p99_us": 3.0, "p99.9_us": 3.0, "transfers": 50, "transfer_bytes": 65536, "others_cores": [0.5],
+        "gpu_waits_us": [2000.0], "transports": ["tcp/eth0"], "payload_bytes": 50 * 65536, "counted_bytes": {},
+    }  # fmt: skip
+    recorded = described(samples)
+    assert recorded.keys() == values.keys()
+    assert all(recorded[name] == pytest.approx(value) for name, value in values.items())
+    assert rounds(samples) == (0.1, 0.05)
 
 
 def test_the_properties_of_a_row_have_their_units() -> None:
@@ -280,6 +302,17 @@ def test_the_properties_of_a_row_have_their_units() -> None:
 )
 def test_transports_of_rdma_devices_are_recognised(text: str, rdma: bool) -> None:
     assert wants_rdma({"UCX_TLS": text}) is rdma
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda"),
+    [
+        *((name, True) for name in ("all", "rc,cuda_copy", "\\cuda", "^rc", "^tcp,rc")),
+        *((name, False) for name in ("", "rc", "cuda_ipc", "^cuda", "^rc,\\cuda_copy", "^all")),
+    ],
+)
+def test_transports_for_gpu_memory_are_recognised(text: str, cuda: bool) -> None:
+    assert allows_cuda(text) is cuda
 
 
 @pytest.mark.parametrize(

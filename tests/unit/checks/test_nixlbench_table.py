@@ -183,6 +183,7 @@ def test_registrations_of_two_ranks_are_read() -> None:
     assert target.registrations == (NixlbenchRegistration(rank=1, item=2, size=2),)
     assert target.endpoint == "http://127.0.0.1:41790"
     assert target.ready
+    assert target.roles == {(1, "target")}
     assert target.faults == ()
 
 
@@ -203,6 +204,14 @@ def test_the_configuration_is_read() -> None:
     assert posix.values["filenames"] == ""
     assert posix.values["etcd_endpoint"] == "disabled (storage backend)"
     assert len(posix.values) == 37
+
+
+def test_a_line_of_the_configuration_has_a_value_with_or_without_a_flag() -> None:
+    lines = (
+        "NIXLBench Configuration\nNo Flag:\nSome Path  : a: b \nOp type (--op_type=[READ,WRITE]) : WRITE\nnothing\n----"
+    )
+    values = read_output(lines).configuration.values
+    assert dict(values) == {"no_flag": "", "some_path": "a: b", "op_type": "WRITE"}
 
 
 def test_rows_and_transfers_follow_from_the_configuration() -> None:

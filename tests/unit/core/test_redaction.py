@@ -193,10 +193,12 @@ def test_a_secret_of_an_option_is_hidden_wherever_it_comes_again() -> None:
 def test_each_form_of_a_secret_of_the_environment_is_hidden_whole(
     variables: dict[str, str], secrets: list[str]
 ) -> None:
-    for hide in (hider(variables), hider({"UCX_TLS": "tcp", **variables}, "text")):
+    for hide in (hider(variables), hider({"UCX_TLS": "rc_mlx5", **variables}, "text")):
         assert [hide(f"<{secret}>") for secret in secrets] == [f"<{HIDDEN}>"] * len(secrets)
+        assert hide("jwt=another over rc_mlx5") == f"jwt={HIDDEN} over rc_mlx5"
 
 
 def test_a_word_that_is_too_short_or_common_is_not_hidden_wherever_it_comes_again() -> None:
-    variables = {"A_TOKEN": "abc", "B_SECRET": "true", "C_PASS": "root", "ETCD": "http://root:@h"}
-    assert hider(variables)("abc, true and root") == "abc, true and root"
+    words = "abc true false none null auto root default enabled disabled"
+    variables = {f"TOKEN_{number}_KEY": word for number, word in enumerate(words.split())}
+    assert hider({**variables, "ETCD": "http://root:@h"})(words) == words

@@ -25,12 +25,12 @@ from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.core.redaction import hider, is_secret, redact
+from pytest_nixl.core.redaction import hider, is_secret
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ASKED, Fact, FactsRoot
-from pytest_nixl.host.software import library, unused_variables
+from pytest_nixl.host.software import library, unused_variables, words_of_ucx
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import close_supervisor
@@ -149,6 +149,15 @@ def test_every_fact_names_its_source(node: Facts) -> None:
                 look(part, where)
 
     look(node, "facts")
+
+
+def test_the_memory_of_each_numa_node_is_in_bytes(healthy: Tree, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    for number in range(2):
+        text = f"Node {number} MemTotal: {number + 1} kB\nNode {number} MemFree: 9 kB"
+        tree.write(f"/sys/devices/system/node/node{number}/meminfo", text)
+    numa = gather(FactsRoot(tree.folder), environ={}).host.numa
+    assert [(each.number, each.memory) for each in numa] == [(0, 1024), (1, 2048)]
 
 
 def test_the_rate_of_a_device_is_that_of_its_fastest_port(node: Facts) -> None:
@@ -281,6 +290,9 @@ def test_library_is_named_without_hash_and_version(path: str, name: str) -> None
 def test_warning_of_ucx_about_unused_variables_is_parsed() -> None:
     log = "[1.5] [vm:3 :0]  parser.c:2578 UCX  WARN  unused environment variables: UCX_A; UCX_TLSS (maybe: UCX_TLS?)\n"
     assert unused_variables(log) == {"UCX_A": "", "UCX_TLSS": "UCX_TLS"}
+    said = (" WARN  it is slow", " ERROR no device  ", " WARN  it is slow", " INFO  well")
+    log += "".join(f"[1.5] [vm:3 :0]  ib.c:25 UCX {words}\n" for words in said)
+    assert words_of_ucx(log) == ["it is slow", "no device"]
 
 
 # Ranks.
@@ -556,9 +568,3 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize("name", ["UCX_TLS", "UCX_KEEPALIVE_INTERVAL", "FI_MR_CACHE_MONITOR", "NIXL_PLUGIN_DIR", "PWD"])
 def test_names_of_variables_without_secrets(name: str) -> None:
     assert not is_secret(name)
-
-
-def test_text_without_secrets_is_unchanged() -> None:
-    hide = hider({"A_TOKEN": "true", "B_KEY": "abc", "C_PASSWORD": "long enough"})
-    assert hide("true, abc, and long enough") == "true, abc, and ***"
-    assert redact("/sys/class/net/eth0: up") == "/sys/class/net/eth0: up"

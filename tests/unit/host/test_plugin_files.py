@@ -106,12 +106,20 @@ def test_plugin_on_a_library_of_another_package_is_told_its_folder(
     assert f"{copy.package} " in file.remedies[soname]
 
 
-def test_known_libraries_have_a_remedy_and_others_the_search() -> None:
-    texts = remedies(["libcudart.so.13", "libdoca_verbs.so.2", "libred_client.so.2", "libodd.so.7"])
-    assert "CUDA 13 runtime" in texts["libcudart.so.13"]
-    assert "DOCA" in texts["libdoca_verbs.so.2"]
-    assert "Infinia" in texts["libred_client.so.2"]
-    assert "apt-file search libodd.so.7" in texts["libodd.so.7"]
+@pytest.mark.parametrize(
+    ("sonames", "words"),
+    [
+        # An installed package may have the others.
+        ("libcuda.so.1 libnvidia-ml.so.1", "host's driver"), ("libcudart.so.13", "CUDA 13 runtime"),
+        ("libcuobjclient.so.1", "cuObject"), ("libdoca_telemetry_exporter.so.2", "doca-sdk-telemetry"),
+        ("libdoca_gpunetio.so.2", "doca-sdk-gpunetio"), ("libdoca_verbs.so.2", "doca-sdk-verbs"),
+        ("libred_client.so.2", "Infinia"), ("libhf3fs_api.so", "3FS"), ("libgusli_clnt.so", "GUSLI"),
+        ("libhwloc.so.5", "libhwloc-dev"), ("libaio.so.1t64", "libaio1t64"), ("libgdrapi.so.2", "GDRCopy"),
+        ("libodd.so.7", "apt-file search libodd.so.7"),
+    ],
+)  # fmt: skip
+def test_known_libraries_have_a_remedy_and_others_the_search(sonames: str, words: str) -> None:
+    assert all(words in remedy for remedy in remedies(sonames.split()).values())
 
 
 def test_variable_replaces_the_folder_of_the_plugins(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_each_failure_of_no_failed_test_is_a_whole_case_of_its_own(tmp_path: Pat
     missing = Result("bandwidth", "", Verdict.MISSING, "no row", "run it", finding="F")
     results = (
         missing, missing, Result("fails", "t.py::fails", Verdict.FAIL, "has its own case"),
-        replace(missing, check="odd", verdict=Verdict.INCONCLUSIVE),
+        replace(missing, check="odd", verdict=Verdict.INCONCLUSIVE, nodeid="t.py::skipped"),
         replace(missing, check="fine", verdict=Verdict.WARN),
     )  # fmt: skip
     writer = LogXML(str(tmp_path / "r.xml"), None, family="xunit2")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 from dataclasses import replace
@@ -23,12 +24,12 @@ from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSumma
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
-from pytest_nixl.report.files import write
+from pytest_nixl.report.files import table, write
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.svg import nice_step
+from pytest_nixl.report.svg import nice_step, value_axis
 from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -316,6 +317,18 @@ def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) ->
     assert float(line["change"]) == pytest.approx(-0.14, abs=0.01)
 
 
+def test_each_column_of_the_table_has_its_value() -> None:
+    data = record("image:1", {"UCX/READ/DRAM:VRAM/64KiB/batch8/depth4/2-5": [3.0, 1.0, 2.0]},
+                  extra={"floor": 5e8, "ceiling": 9e9, "p50_us": 1.5, "p99_us": 4.0})  # fmt: skip
+    [line] = csv.DictReader(io.StringIO(table(RunReport(parse_recorded(data, "r.json")))))
+    values = {
+        "image": "image:1", "backend": "UCX", "op": "READ", "memory": "DRAM:VRAM", "block_bytes": "65536", "batch": "8",
+        "depth": "4", "pair": "2-5", "gigabytes_per_second": "2", "launches": "3 1 2", "p50_us": "1.5", "p99_us": "4",
+        "floor_gigabytes_per_second": "0.5", "ceiling_gigabytes_per_second": "9", "transports": "tcp/eth0",
+    }  # fmt: skip
+    assert {name: line[name] for name in values} == values
+
+
 def test_the_summary_of_a_step_names_failures_and_escapes_markup(report: RunReport) -> None:
     text = "\n".join(summary(report))
     assert text.startswith("## NIXL verdict: FAIL")
@@ -527,6 +540,17 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
 def test_a_step_of_an_axis_is_the_least_round_number_that_is_large_enough(value: float) -> None:
     rounds = [factor * 10.0**power for power in range(-3, 11) for factor in (1, 2, 2.5, 5)]
     assert nice_step(value) == pytest.approx(min(step for step in rounds if step >= value))
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"), [((2.0, 900.0), (1, 10, 100, 1000)), ((10.0, 1e4), (10, 100, 1e3, 1e4, 1e5))]
+)
+def test_a_logarithmic_axis_has_a_name_at_each_power_of_ten(
+    values: tuple[float, ...], ticks: tuple[float, ...]
+) -> None:
+    axis = value_axis(values, str, "GB/s")
+    assert (axis.low, *axis.ticks[1:-1], axis.high) == ticks
+    assert value_axis((1.0, 30.0), str, "GB/s").ticks == (0.0, 10.0, 20.0, 30.0, 40.0)
 
 
 def test_charts_of_one_kind_have_one_scale_and_its_names_differ() -> None:

@@ -91,6 +91,7 @@ def test_tests_that_are_no_checks_are_counted_if_there_are_no_checks() -> None:
         .crash(ValueError("no"))
         .startswith("INTERRUPTED after 0 of 1 test: pytest or one of its plugins failed: ")
     )
+    assert counting(session_of("-")).crash(pytest.exit.Exception("\n enough \nmore")).endswith("failed: enough ")
     assert counting(session_of("")).crash(ValueError("no")).startswith("INTERRUPTED before any check ran: ")
 
 

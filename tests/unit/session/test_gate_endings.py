@@ -44,7 +44,8 @@ def test_a_failed_check_that_is_expected_to_fail_fails_the_gate(pytester: pytest
             """
         )
     result = run_pytest(pytester, GATE, in_process=True)
-    result.stdout.fnmatch_lines(["FAIL mine: *", "NIXL gate: FAIL (1 PASS, 1 FAIL; 0 rows measured*"])
+    # What is wrong stands before what pytest says of it.
+    result.stdout.fnmatch_lines(["FAIL mine: *", "*= [FE]*S =*", "NIXL gate: FAIL (1 PASS, 1 FAIL; 0 rows measured*"])
     outcomes = result.parseoutcomes()
     assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1
     assert result.ret == 1
@@ -149,6 +150,13 @@ def test_a_check_without_parameters_is_missing(pytester: pytest.Pytester) -> Non
         ["MISSING mine: no test of it ran: got empty parameter set *", "NIXL gate: FAIL (2 PASS, 1 MISSING, *"]
     )
     assert result.ret == 1
+
+
+def test_a_check_that_was_deselected_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=0, numbers=[1]))
+    result = run_pytest(pytester, GATE, "-k", "test_good", in_process=True)
+    result.stdout.fnmatch_lines(["NIXL gate: PASS (2 PASS; 0 rows measured*; checks deselected: mine)"])
+    assert result.ret == 0
 
 
 def test_a_required_check_is_missing_if_pytest_skips_one_of_its_tests(pytester: pytest.Pytester) -> None:

@@ -91,14 +91,6 @@ def test_a_level_selects_its_checks_and_those_of_the_levels_below(pytester: pyte
     assert not line or left_out[0].startswith(line)
 
 
-def test_the_default_level_and_that_of_an_ini_file(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(TESTS)
-    run_pytest(pytester, in_process=True).assert_outcomes(passed=3, deselected=3)
-    pytester.makeini("[pytest]\nnixl_level = quick\n")
-    run_pytest(pytester, in_process=True).assert_outcomes(passed=2, deselected=4)
-    run_pytest(pytester, "--nixl-level=extended", in_process=True).assert_outcomes(passed=6)
-
-
 def test_what_another_option_deselects_is_not_left_out_by_the_level(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     result = run_pytest(pytester, "-k", "not more", in_process=True)
@@ -150,17 +142,6 @@ def test_the_gate_names_the_level_of_a_required_check_that_was_left_out(
         assert f"give --nixl-level={needed}, or remove the check from [required] of the profile" in text
     assert f"NIXL gate: {'FAIL' if missing else 'PASS'}" in text
     assert result.ret == (1 if missing else 0)
-
-
-def test_the_gate_passes_at_each_level_if_the_profile_requires_nothing_above_it(
-    pytester: pytest.Pytester, tmp_path: Path
-) -> None:
-    pytester.makepyfile(TESTS)
-    path = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['first']")
-    for level in LEVELS:
-        result = run_pytest(pytester, "--nixl-gate", f"--nixl-level={level}", f"--nixl-profile={path}", in_process=True)
-        assert "MISSING" not in result.stdout.str()
-        assert result.ret == 0
 
 
 RECORDED = """

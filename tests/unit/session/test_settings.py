@@ -213,13 +213,6 @@ def test_defaults(pytester: pytest.Pytester) -> None:
 
 
 @EVERY_TEXT
-def test_every_setting_is_an_option(pytester: pytest.Pytester, name: str) -> None:
-    text, value = TEXTS[name]
-    settings = read(pytester, {name: text, **BESIDE.get(name, {})})
-    assert (getattr(settings, name), settings.sources[name]) == (value, "option")
-
-
-@EVERY_TEXT
 def test_every_setting_is_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
     text, value = TEXTS[name]
     settings = read(pytester, ini={name: text, **BESIDE.get(name, {})})
@@ -265,7 +258,7 @@ def test_the_level_quick_measures_three_sizes_unless_others_are_given(pytester: 
 
 
 @EVERY_TEXT
-def test_an_option_wins_over_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
+def test_every_setting_is_an_option_that_wins_over_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
     text, value = TEXTS[name]
     ini = "no" if name in SWITCHES else "worthless: it is not even read"
     settings = read(pytester, {name: text, **BESIDE.get(name, {})}, {name: ini})
