@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 from dataclasses import replace
@@ -475,8 +476,6 @@ def test_a_real_run_writes_every_report_and_a_valid_junit_file(tmp_path: Path) -
 
 
 def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
     for number in range(3):
         data = record(f"nixl:{number}", {key("4KiB"): [1.0 - 0.2 * number] * 5}, week=number)
         (tmp_path / f"{number}.json").write_text(json.dumps(data))
