@@ -69,7 +69,7 @@ def report() -> RunReport:
         Result("bandwidth", "x", Verdict.FAIL, f"UCX READ is too slow {HOSTILE}", "Look at it.", repeat="pytest x"),
         Result("etcd-uri", "y", Verdict.WARN, "the endpoint ends with a slash", "Write it without."),
         Result("nixl-loads", "z", Verdict.PASS),
-    )  # fmt: skip
+    )
     run = week(9, results)
     compared = compare_runs(week(6), run, 0.05)
     run = replace(run, results=(*results, *compared.results))
