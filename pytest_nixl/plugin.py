@@ -74,11 +74,6 @@ def _uses_plugin(item: pytest.Item) -> bool:
     return uses_fixture or item.get_closest_marker("nixl_check") is not None
 
 
-def _is_distributed(config: pytest.Config) -> bool:
-    """Whether this is the controller of pytest-xdist."""
-    return config.getoption("dist", "no") != "no" or bool(config.getoption("tx", None))
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 
@@ -147,10 +142,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_nixl.report.brief_output import quiet_benchmarks
 
         quiet_benchmarks(config)
-    if uses_options(config):
-        _begin(config, configured=True)
-    elif _is_distributed(config):
-        _begin(config)
+    controls_xdist = config.getoption("dist", "no") != "no" or bool(config.getoption("tx", None))
+    if (configured := uses_options(config)) or controls_xdist:
+        _begin(config, configured=configured)
 
 
 @pytest.hookimpl(wrapper=True)

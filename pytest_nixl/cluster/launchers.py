@@ -67,7 +67,7 @@ _LAUNCHERS = (
     _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("TORCHELASTIC_RUN_ID",), ("MASTER_ADDR",), needs=("WORLD_SIZE",)),
     _Launcher("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
     _Launcher("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", ("LWS_GROUP_SIZE",), (), ("LWS_LEADER_ADDRESS",)),
-)  # fmt: skip
+)
 
 #: Reads the environment of this process: where the launcher has placed it, or None if another one has started it.
 Launcher = Callable[[Mapping[str, str]], "LauncherPlacement | None"]

@@ -47,7 +47,7 @@ _REMEDIES = (
     (r"libazure-.*", "install the Azure SDK for C++ that NIXL was built with"),
     (r"libetcd-cpp-api.*", "install etcd-cpp-apiv3 (libetcd-cpp-api)"),
     (r"lib(?:nixl\w*|serdes|stream|file_utils|obj_utils)\.so.*", "copy all libraries of NIXL's build into the image"),
-)  # fmt: skip
+)
 
 
 def remedies(sonames: Iterable[str]) -> dict[str, str]:

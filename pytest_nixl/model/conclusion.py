@@ -231,25 +231,23 @@ NEXT_STEPS = {
 }
 
 
-def next_step(conclusion: Mapping[str, Any]) -> str:
+def next_step(report: Mapping[str, Any]) -> str:
     """Return what a pipeline does next: a key of :data:`NEXT_STEPS`.
 
-    :param conclusion: the values of ``verdict.json``.
+    :param report: the values of ``verdict.json``.
     """
-    if conclusion["verdict"] in ("REFUSED", NOTHING_CHECKED):
+    if report["verdict"] in ("REFUSED", NOTHING_CHECKED):
         return "correct"  # the command, or the machine: nothing is known of what was to be validated
-    failing = {failure["verdict"] for failure in conclusion["failing"]}
-    if conclusion["failing_left_out"]:
+    failing = {failure["verdict"] for failure in report["failing"]}
+    if report["failing_left_out"]:
         failing |= {
-            failure
-            for failure in conclusion["checks"]
-            if outcome(Verdict(failure), gate=conclusion["gate"]) is Outcome.FAIL
+            failure for failure in report["checks"] if outcome(Verdict(failure), gate=report["gate"]) is Outcome.FAIL
         }
     if failing - {Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION}:
         return "reject"
     if Verdict.NO_EXPECTATION in failing:
         return "review"
-    return "accept" if conclusion["verdict"] == "PASS" else "retry"
+    return "accept" if report["verdict"] == "PASS" else "retry"
 
 
 def told_figures(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -215,7 +215,7 @@ REMEDIES = {
     Trouble.UNSUPPORTED_BACKEND: "Write the backend in capitals, such as LIBFABRIC; nixlbench --help lists them.",
     Trouble.REFUSED: "Correct nixlbench's command line on every rank (nixlbench --help), then run it again.",
     Trouble.OTHER: "Read what both ranks printed before this line.",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+import pytest
 
 from pytest_nixl.session.option_table import OPTION_TABLE
-
-if TYPE_CHECKING:
-    import pytest
 
 #: The option whose value is a list of flags of another program.
 TAKES_FLAGS = "--nixl-nixlbench-args"
@@ -38,8 +36,6 @@ def join_flags(arguments: list[str]) -> None:
     :param arguments: the command line.
     :raises pytest.UsageError: if no value follows the option.
     """
-    import pytest
-
     place = 0
     while place < len(arguments) and arguments[place] != "--":
         if arguments[place] == TAKES_FLAGS:

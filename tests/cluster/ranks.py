@@ -73,7 +73,7 @@ class Ranks:
         with self._log(len(self._processes)).open("wb") as file:
             started = start_forked(
                 command[3:], cwd=ROOT, env=variables, output=file.fileno(), errors=file.fileno(), host=host.pid
-            )  # fmt: skip
+            )
         if started is None:
             return self.start(host, *command, **env)
         self._processes.append(started)

@@ -104,7 +104,7 @@ def execute(
     if fork:
         started = start_forked(
             argv[3:], cwd=cwd, env=env, output=output.fileno(), errors=errors.fileno(), host=host, module=argv[2]
-        )  # fmt: skip
+        )
         if started is not None:
             try:
                 return started.wait(timeout)

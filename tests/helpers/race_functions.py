@@ -11,6 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_nixl.checks.rank_race.functions import TTL, WAIT, read_modify_write
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.transaction import encode
 
 
 def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], None], **_: Any) -> None:
@@ -20,9 +25,6 @@ def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], No
 
 def changes_its_mind(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """Read a key named after the process id, so that each run differs."""
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     with connect(parse_endpoints(endpoint)) as client:
         client.get(f"{group}{os.getpid()}")
         client.put(f"{group}x", b"")
@@ -36,10 +38,6 @@ def ends(endpoint: str, group: str, size: int, announce: Callable[[int], None]) 
 
 def wants_rank_0(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """Join as rank 0 from a distinct host, like a process of a launcher that gives all processes the same rank."""
-    from pytest_nixl.cluster.joining import join
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     prefix, _, name = group.rstrip("/").rpartition("/")
     with connect(parse_endpoints(endpoint), timeout=60) as client:
         with join(client, name, size, ttl=120, timeout=60, prefix=prefix, host=f"of-{os.getpid()}", wanted=0) as member:
@@ -53,9 +51,6 @@ def asks_for_nothing(endpoint: str, group: str, size: int, announce: Callable[[i
 
 def only_reads(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """Read, then do nothing more."""
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     with connect(parse_endpoints(endpoint), timeout=60) as client:
         client.get(f"{group}size")
         time.sleep(600)
@@ -63,9 +58,6 @@ def only_reads(endpoint: str, group: str, size: int, announce: Callable[[int], N
 
 def tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """Create the key of a rank, and repeat that after each broken connection. This is correct."""
-    from pytest_nixl.etcd.client import EtcdClient, connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.etcd.errors import EtcdError
 
     def claim(client: EtcdClient, rank: int) -> bool:
         while True:
@@ -97,11 +89,6 @@ def locked_read_modify_write(endpoint: str, group: str, size: int, announce: Cal
 
     No order of requests gives a rank twice, but a single lost answer does.
     """
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.etcd.errors import EtcdError
-    from pytest_nixl.etcd.transaction import encode
-
     with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
         lock_lease = client.lease(TTL)
         request = {"name": encode(f"{group}lock"), "lease": lock_lease.id}
@@ -125,10 +112,6 @@ def create_without_token(endpoint: str, group: str, size: int, announce: Callabl
 
     The second attempt finds the key of the first attempt and takes it for another claimant's. So a rank stays unused.
     """
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.etcd.errors import EtcdError
-
     with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
         rank = 0
         while rank < size:
@@ -155,9 +138,6 @@ def announces_and_lists(endpoint: str, group: str, size: int, announce: Callable
 
     That shows only if the one whose token sorts first, which is the first that started, comes second.
     """
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
         token = f"{group}tokens/{os.getpid():08d}"
         client.put(token, b"", client.lease(TTL))
@@ -168,9 +148,6 @@ def announces_and_lists(endpoint: str, group: str, size: int, announce: Callable
 
 def announces_and_lists_by_age(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """Write a token, list the tokens, the oldest first, and take the place of the own one. This is correct."""
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
         token = f"{group}tokens/{secrets.token_hex(8)}"
         client.put(token, b"", client.lease(TTL))
@@ -203,8 +180,5 @@ def announces_and_waits(endpoint: str, group: str, size: int, announce: Callable
 
 
 def _present(endpoint: str, group: str) -> None:
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     with connect(parse_endpoints(endpoint), timeout=60) as client:
         client.put(f"{group}present/{os.getpid()}", b"")

@@ -20,6 +20,7 @@ from helpers.cli_run import BANDWIDTH, ROOT, command, environment, run
 from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, NixlAgent, PrivateEtcd, WorkerError, load_profile
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.cluster.launchers import find_placement
+from pytest_nixl.report.files import FORMATS
 from pytest_nixl.session.parsers import parse_backends, parse_reports
 
 pytestmark = pytest.mark.long
@@ -281,8 +282,6 @@ def test_profile_package_without_profiles_is_refused(install: Install) -> None:
 
 
 def test_report_format_that_raises_is_named(install: Install, tmp_path: Path) -> None:
-    from pytest_nixl.report.files import FORMATS
-
     install("report_formats", "acme", "def it(report): return report.nothing")
     assert parse_reports(str(tmp_path / "rows.acme")) == (str(tmp_path / "rows.acme"),)
     with pytest.raises(ExtensionError) as refused:

@@ -345,9 +345,7 @@ def test_mine(of_the_test):
 """
 
 
-@pytest.mark.parametrize(
-    "where", ["session fixture", "fixture", "interrupt hook", "finish", "summary", "unconfigure"]
-)  # fmt: skip
+@pytest.mark.parametrize("where", ["session fixture", "fixture", "interrupt hook", "finish", "summary", "unconfigure"])
 def test_a_second_ctrl_c_changes_neither_cause_nor_exit_code(tmp_path: Path, where: str) -> None:
     (tmp_path / "conftest.py").write_text(AGAIN)
     (tmp_path / "test_first.py").write_text(FIRST)

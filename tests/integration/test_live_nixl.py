@@ -90,7 +90,7 @@ def test_an_open_rdma_device_is_named(tmp_path: Path) -> None:
         (10, 1, "socket:[4242]", ""),
         (11, 10, "/dev/infiniband/uverbs1", f"{NIXL}7f02-7f03 r 0 0:0 1 /n/libplugin_UCX.so\n"),
         (12, 1, "/dev/infiniband/uverbs0", NIXL),
-    ):  # fmt: skip
+    ):
         folder = proc / str(pid)
         (folder / "fd").mkdir(parents=True)
         (folder / "fd" / "3").symlink_to(link)

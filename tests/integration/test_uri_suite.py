@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -213,8 +214,6 @@ def _certificate_alone(file: str) -> str:
 
 
 def _wait_for_port(port: int) -> None:
-    import socket
-
     def listens() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -27,6 +27,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 
 MIB = 1 << 20
 MARGIN = 0.05
@@ -164,8 +165,6 @@ def test_loopback_may_be_inconclusive_but_not_regressed(
     make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS")
-    from pytest_nixl.processes.supervisor import supervisor
-
     pairs = Launches((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), settings(make_settings))
     try:
         [values] = in_turn([pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))], launches(), depth=2)

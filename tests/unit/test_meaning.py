@@ -127,7 +127,7 @@ def test_only_an_interface_that_is_up_needs_the_same_mtu(state: str, verdict: Ve
         (["a0 00000000 0100000A 0003 0 0 100 00000080 0 0 0"], None),
         (["a0 00000000 0100000A"], None),
     ],
-)  # fmt: skip
+)
 def test_the_default_route_has_neither_a_destination_nor_a_mask(
     tmp_path: Path, routes: list[str], name: str | None
 ) -> None:

@@ -33,7 +33,7 @@ UNREADABLE = "no address can be read from it: see endpoints-well-formed"
 PROXY_REMEDY = (
     "run `etcd grpc-proxy start --endpoints https://… --cacert … --cert … --key … --listen-addr 127.0.0.1:2379` on "
     "each agent's host and set NIXL_ETCD_ENDPOINTS=http://127.0.0.1:2379"
-)  # fmt: skip
+)
 
 #: A member of a list that etcdctl reads, too: an address in brackets or a name, but not 127.1. It drops the others.
 _ETCDCTL_MEMBER = re.compile(

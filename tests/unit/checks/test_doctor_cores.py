@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,6 @@ def test_a_host_without_devices_is_not_applicable(tree: Tree) -> None:
 
 
 def test_the_cores_of_this_process_are_read() -> None:
-    import os
-
     assert cpu_numbers(read_cores(FactsRoot()).allowed.value or "") == os.sched_getaffinity(0)
 
 

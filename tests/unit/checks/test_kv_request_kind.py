@@ -39,11 +39,10 @@ OUR_MODEL = KvModel("/models/mine/config.json", 12, 16, 4, 64, "bf16", "/models/
         ),
         (
             replace(KIND, memory=MemoryPair("VRAM", "VRAM"), devices=DevicePair(0, 3)),
-            "UCX/WRITE/VRAM@0:VRAM@3/32KiB/batch4096/depth1/0-1/"
-            "kv=scattered-prepped,model=llama-3-8b,tokens=1024",
+            "UCX/WRITE/VRAM@0:VRAM@3/32KiB/batch4096/depth1/0-1/kv=scattered-prepped,model=llama-3-8b,tokens=1024",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_key_is_read_again_from_its_text(kind: KvRequestKind, text: str) -> None:
     assert str(kind.key) == text
     assert RowKey.parse(text) == kind.key

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 import signal
 import subprocess
@@ -419,8 +420,6 @@ class TestCounting:
 
     @pytest.mark.parametrize("seed", range(12))
     def test_equivalent_orders_are_counted_correctly(self, seed: int) -> None:
-        import random
-
         chance = random.Random(seed)
         keys = [b"a", b"b", b"c"]
         events = []

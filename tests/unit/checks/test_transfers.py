@@ -96,7 +96,7 @@ def test_nixl_that_two_of_three_processes_load_is_a_fault_if_a_limit_is_the_caus
     host: Facts, remedy: str, verdict: Verdict
 ) -> None:
     absent = replace(host.software, nixl=replace(host.software.nixl, value=None, why="no thread"), nixl_remedy=remedy)
-    judgement = not_loaded(with_transfers(replace(host, software=absent), (MOVED,)), WANTED)
+    judgement = not_loaded(with_transfers(replace(host, software=absent), (MOVED,)), REQUIREMENTS)
     assert judgement is not None
     assert (judgement.verdict, judgement.remedy) == (verdict, remedy)
 

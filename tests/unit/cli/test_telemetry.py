@@ -97,7 +97,7 @@ def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest
         ("--max-post-us=249", "FAIL: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), above its"),
         ("--max-transfer-us=499", "FAIL: mean transfer time: 500 us (vllm:nixl_xfer_time_seconds, 8 transfers), above"),
     ],
-)  # fmt: skip
+)
 def test_each_value_above_its_bound_fails(bound: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM, bound) == FAILED
     out = capsys.readouterr().out

@@ -614,7 +614,7 @@ def test_a_value_is_shown_without_its_seal_and_another_value_whole() -> None:
         (PID, (0, 1, 1 << 32), (-1, (1 << 32) + 1, 0.5)),
         (HOST, ("a", "node-0", "h" * 255, "\u00e9"), ("", "h" * 256, "a\x1b", "a\x7f", "\n", "a\x9f", 1)),
     ],
-)  # fmt: skip
+)
 def test_values_of_a_group_have_limits(form: object, accepted: tuple[object, ...], refused: tuple[object, ...]) -> None:
     for value in accepted:
         check(form, value)

@@ -879,6 +879,4 @@ def _lives(client: EtcdClient, member: Membership) -> bool:
 
 
 def _pattern(member: Membership) -> str:
-    import re
-
     return re.escape(str(member.members[member.rank]))

@@ -397,7 +397,7 @@ def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[Ra
     vars(rank_driver).update(
         peers={rank: PeerClient(rank, f"rank {rank}", lambda _: None, 60) for rank in ranks},
         _mailbox=SimpleNamespace(send_each=send_each),
-    )  # fmt: skip
+    )
     return rank_driver, sent
 
 

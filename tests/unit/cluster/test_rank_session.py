@@ -200,10 +200,10 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
         """Return that the keys of ranks 0 and 2 are there."""
         places = [[0, 2]] if ranks is None else [[0], []]
         assert len(payload["success"]) == len(places)
-        members_by_watch = [
+        listings = [
             [{"key": encode(f"/g/members/t{rank}"), "create_revision": 1} for rank in place] for place in places
         ]
-        responses = [{"response_range": {"kvs": keys, "count": len(keys)}} for keys in members_by_watch]
+        responses = [{"response_range": {"kvs": keys, "count": len(keys)}} for keys in listings]
         return {"header": {"revision": "10"}, "succeeded": True, "responses": responses}
 
     def watch(*watched: Watched, seconds: float) -> Iterator[WatchEvent]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_on, wait_until
 from helpers.stopped import stopped
 
@@ -357,8 +358,6 @@ class TestPasswords:
 
     @staticmethod
     def refused(etcd: Etcd, token: str) -> bool:
-        import requests
-
         # Unlike a permitted request, a forbidden request does not extend the life of the token.
         time.sleep(1.2)
         headers = {"Authorization": token}

@@ -26,7 +26,7 @@ from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint, parse_endpoints
         ("http://m%40e:s%2Fe%3Ac%2Cr@h:1", Endpoint("http", "h", 1, "m@e", "s/e:c,r"), "http://h:1"),
         ("http://me:se:cret@h:1", Endpoint("http", "h", 1, "me", "se:cret"), "http://h:1"),
     ],
-)  # fmt: skip
+)
 def test_an_endpoint_is_read_and_printed(text: str, endpoint: Endpoint, printed: str) -> None:
     assert parse_endpoint(text) == endpoint
     assert parse_endpoints(text) == (endpoint,)

@@ -52,9 +52,7 @@ class PlannedSession:
         if isinstance(answer, Exception):
             raise answer
         status, text, reason = answer if isinstance(answer, tuple) else (200, json.dumps(answer), "OK")
-        return SimpleNamespace(
-            status_code=status, content=text.encode(), reason=reason, json=lambda: json.loads(text)
-        )  # fmt: skip
+        return SimpleNamespace(status_code=status, content=text.encode(), reason=reason, json=lambda: json.loads(text))
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPConnection
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from helpers.etcd import Etcd, running_etcd
+from helpers.pytester_run import run_pytest
 
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -240,8 +242,6 @@ class TestSeen:
 
     def test_a_request_that_is_not_of_etcd(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         proxied = path.client("v")
-        import urllib.request
-
         with urllib.request.urlopen(f"{proxied.endpoint}/version") as answer:
             assert b"etcdserver" in answer.read()
         assert methods(proxied) == ["GET /version"]
@@ -559,8 +559,6 @@ def test_counts(nixl_etcd, nixl_etcd_proxy):
 @pytest.mark.long
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_proxy_is_closed_after_its_test(pytester: pytest.Pytester, killed: bool) -> None:
-    from helpers.pytester_run import run_pytest
-
     pytester.makepyfile(INNER)
     env = {"KILL": "1"} if killed else {}
     result = run_pytest(pytester, "--nixl-etcd-server=embedded", "-s", env=env)

@@ -31,13 +31,14 @@ from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd import client as module
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers import sources
+from pytest_nixl.etcd_servers import embedded, sources
 from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer, ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, Settings
 from pytest_nixl.processes.container import image_present
-from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
+from pytest_nixl.processes.leftovers import remove_tree
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
 
 
 def settings(**given: Any) -> Settings:
@@ -118,8 +119,6 @@ class TestEmbedded:
     def test_a_taken_port_is_replaced_by_another(
         self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from pytest_nixl.etcd_servers import embedded
-
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -397,9 +396,6 @@ class TestSession:
             session.close()
 
     def test_it_recovers_from_a_killed_supervisor(self) -> None:
-        from pytest_nixl.processes.leftovers import remove_tree
-        from pytest_nixl.processes.supervisor import SupervisorError
-
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         session.server()
         own_supervisor = supervisor()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.copied_wheel import installed_library
 
 from pytest_nixl.host import library_versions
 from pytest_nixl.host.image import ask_verbs
@@ -158,8 +159,6 @@ def test_providers_of_libibverbs_have_their_number_in_their_name(tmp_path: Path)
 
 
 def test_interface_number_of_a_real_libibverbs_is_read() -> None:
-    from helpers.copied_wheel import installed_library
-
     path = str(installed_library("libibverbs-*.so*"))
     # The library's code has the same number in the name of the providers that it opens.
     [abi] = {verb["abi"] for verb in ask_verbs([path], {}, [])["libraries"]}

@@ -207,7 +207,7 @@ SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1,
         ('floor = "2 GB/s"\nceiling = "8 Gb/s"', "floor: '2 GB/s' is above the ceiling: expected at most 8 Gb/s"),
         ('p50 = "2 ms"\np99 = "1 ms"', "p50: '2 ms' is above p99: expected at most 1 ms"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_of_an_expectation_names_its_table_and_key(line: str, sentence: str) -> None:
     other = 'blocks = "1GiB"\ntransports = ["cma"]\nsource = "s"'
     message = expect_fault(other, f'source = "s"\n{line}')

@@ -8,6 +8,7 @@ import math
 import numpy
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
 
 from pytest_nixl.judge import regression
 from pytest_nixl.judge.regression import RegressionTest, compare_launches, compare_rows, launches_for, least_p
@@ -119,8 +120,6 @@ def test_a_loss_of_all_rows_is_proven_by_the_pool() -> None:
 
 
 def test_a_suspect_row_keeps_the_run_from_being_unchanged() -> None:
-    from scipy.stats import mannwhitneyu  # takes a second, which every worker of pytest-xdist would spend
-
     rows = {f"row {number}": [1.0 + 0.01 * number * (-1) ** launch for launch in range(5)] for number in range(4)}
     noisy = {"noisy": [1.0, 1.4, 0.9, 1.2, 1.1]}
     lost = {"noisy": [0.85, 0.5, 0.8, 0.3, 0.7]}

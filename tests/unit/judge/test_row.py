@@ -152,7 +152,7 @@ def test_an_accepted_transport_is_identified_by_its_name_before_the_slash(transp
         ("LIBFABRIC", ("efa",), ("FI_PROVIDER", "fi_info -p efa", "security group"), ("UCX_TLS", "PTRACE")),
         ("MOONCAKE", ("rdma",), ("settings",), ("UCX_TLS", "FI_PROVIDER", "PTRACE")),
     ],
-)  # fmt: skip
+)
 def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
     backend: str, accepted: tuple[str, ...], required: tuple[str, ...], absent: tuple[str, ...]
 ) -> None:

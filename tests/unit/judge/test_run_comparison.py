@@ -73,7 +73,7 @@ def test_of_many_differences_eight_are_named() -> None:
         assert message.count("was set before") == 8
 
 
-def run_with_contention(image: str, rows: dict[str, list[float]], cores: dict[str, list[float]]) -> RecordedRun:
+def contended(image: str, rows: dict[str, list[float]], cores: dict[str, list[float]]) -> RecordedRun:
     """Return a run during whose launches other processes used cores, by row; no other row had any."""
     data = record(image, rows)
     for benchmark in data["benchmarks"]:
@@ -88,7 +88,7 @@ BUSY, IDLE = [0.0, 0.31, 1.8, 0.3, 0.1], [0.0, 0.3, 0.1, 0.3, 0.0]
 def test_launches_that_other_processes_disturbed_prove_no_loss() -> None:
     for rows in ({KEY: LOST}, {KEY: LOST, key("1MiB"): QUIET}):
         before = run("a:1", dict.fromkeys(rows, QUIET))
-        compared = compare_runs(before, run_with_contention("a:2", rows, {KEY: BUSY}), 0.05)
+        compared = compare_runs(before, contended("a:2", rows, {KEY: BUSY}), 0.05)
         assert (
             {result.verdict for result in compared.results} == {compared.comparison.verdict} == {Verdict.INCONCLUSIVE}
         )
@@ -98,11 +98,8 @@ def test_launches_that_other_processes_disturbed_prove_no_loss() -> None:
             "; other processes used cores that were needed in 2 of 5 launches of this run, which prove nothing"
         )
         assert result.remedy.startswith("Stop other processes on the machine, and run again")
-        assert (
-            compare_runs(before, run_with_contention("a:2", rows, {KEY: IDLE}), 0.05).comparison.verdict
-            is Verdict.REGRESSED
-        )
-        in_turn = compare_runs(before, run_with_contention("a:2", rows, {KEY: BUSY}), 0.05, in_turn=True)
+        assert compare_runs(before, contended("a:2", rows, {KEY: IDLE}), 0.05).comparison.verdict is Verdict.REGRESSED
+        in_turn = compare_runs(before, contended("a:2", rows, {KEY: BUSY}), 0.05, in_turn=True)
         assert in_turn.comparison.verdict is Verdict.REGRESSED
 
 
@@ -126,10 +123,7 @@ def test_launches_on_a_gpu_that_other_processes_used_prove_no_loss(cores: list[f
 
 
 def test_enough_undisturbed_launches_prove_a_loss_beside_disturbed_ones() -> None:
-    before, now = (
-        run("a:1", {KEY: QUIET}),
-        run_with_contention("a:2", {KEY: [*LOST, 0.1, 0.2]}, {KEY: [0.0] * 5 + [1.0] * 2}),
-    )
+    before, now = (run("a:1", {KEY: QUIET}), contended("a:2", {KEY: [*LOST, 0.1, 0.2]}, {KEY: [0.0] * 5 + [1.0] * 2}))
     assert compare_runs(before, now, 0.05).comparison.verdict is Verdict.REGRESSED
 
 
@@ -144,7 +138,7 @@ def test_a_row_that_the_disturbed_launches_of_another_hold_names_those() -> None
         KEY: [0.795, 0.897, 0.886, 0.989, 0.88, 0.863, 0.932],
         other: [1.01, 1.045, 0.982, 1.011, 1.051, 1.035, 1.006],
     }
-    compared = compare_runs(run("a:1", old), run_with_contention("a:2", new, {other: [0.0] * 5 + [1.0] * 2}), 0.05)
+    compared = compare_runs(run("a:1", old), contended("a:2", new, {other: [0.0] * 5 + [1.0] * 2}), 0.05)
     [result_of_row] = [result for result in compared.results if result.subject == KEY]
     assert result_of_row.verdict is Verdict.INCONCLUSIVE
     assert result_of_row.reason.endswith(
@@ -156,20 +150,20 @@ def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothin
     """Its launches may have been slower than its image is."""
     for now, alone in ((QUIET, Verdict.UNCHANGED), ([1.5 * value for value in [*QUIET, 1.0, 1.0]], Verdict.IMPROVED)):
         assert compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {KEY: now}), 0.05).comparison.verdict is alone
-        disturbed = run_with_contention("a:1", {KEY: QUIET}, {KEY: BUSY})
+        disturbed = contended("a:1", {KEY: QUIET}, {KEY: BUSY})
         compared = compare_runs(disturbed, run("a:2", {KEY: now}), 0.05)
         [result] = compared.results
         assert compared.comparison.verdict is Verdict.INCONCLUSIVE
         assert result.verdict is Verdict.NO_EXPECTATION, "it needs another baseline, and no other run"
-        both = run_with_contention("a:2", {KEY: now}, {KEY: [0.0] * (len(now) - 1) + [1.0]})
+        both = contended("a:2", {KEY: now}, {KEY: [0.0] * (len(now) - 1) + [1.0]})
         assert [result.verdict for result in compare_runs(disturbed, both, 0.05).results] == [Verdict.INCONCLUSIVE]
         assert "in 2 of 5 launches of a:1, which prove nothing" in result.reason
         assert result.remedy.lower().count("record a:1 again") == 1, result.remedy
     apart = run("a:1", {KEY: [1.1, *QUIET, 1.0]})
     assert compare_runs(apart, run("a:2", {KEY: QUIET}), 0.05).comparison.verdict is Verdict.UNCHANGED
-    last = run_with_contention("a:1", {KEY: [1.1, *QUIET, 1.0]}, {KEY: [0.0] * 5 + [1.0] * 2})
+    last = contended("a:1", {KEY: [1.1, *QUIET, 1.0]}, {KEY: [0.0] * 5 + [1.0] * 2})
     assert compare_runs(last, run("a:2", {KEY: QUIET}), 0.05).comparison.verdict is Verdict.INCONCLUSIVE
-    lost = compare_runs(run_with_contention("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: LOST}), 0.05)
+    lost = compare_runs(contended("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: LOST}), 0.05)
     assert lost.comparison.verdict is Verdict.REGRESSED
 
 
@@ -195,7 +189,7 @@ def test_a_first_baseline_is_told_to_be_as_good_as_its_launches_are() -> None:
     wide = {KEY: QUIET, key("1MiB"): [1.0, 0.9, 1.3]}
     expected = f"the launches of a row differ by up to 40 % ({key('1MiB')})"
     assert steadiness(run("a:1", wide).rows) == (expected, True)
-    description, idle = steadiness(run_with_contention("a:1", wide, {KEY: BUSY}).rows)
+    description, idle = steadiness(contended("a:1", wide, {KEY: BUSY}).rows)
     assert (description, idle) == (
         f"{expected}, and other processes used cores that were needed in 2 of 8 launches",
         False,

@@ -37,7 +37,7 @@ def _accepted(expires: date) -> Acceptance:
         (False, True, _accepted(date(2026, 11, 19)), Verdict.FAIL, "no longer occurs: seen"),
         (False, False, _accepted(TODAY), Verdict.FAIL, "no longer occurs: seen"),
     ],
-)  # fmt: skip
+)
 def test_a_finding_is_judged(
     occurs: bool, affects: bool, acceptance: Acceptance | None, verdict: Verdict, message: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_profile_accepts_findings() -> None:
             f"accept #2, id: {ID} is accepted twice: expected one [[accept]] for each finding",
         ),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_acceptance_is_refused(lines: str, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_profile(f"{PROFILE}[[accept]]\n{lines}\n".encode(), "x.toml")
@@ -113,7 +113,7 @@ def test_it(finding):
         (True, True, "2020-01-31", 1, f"FAIL {ID}: *expired on 2020-01-31 (on loopback): "),
         (False, False, "2999-12-31", 1, f"FAIL {ID}: *no longer occurs: seen on"),
     ],
-)  # fmt: skip
+)
 def test_a_finding_has_a_separate_line_in_the_summary(
     pytester: pytest.Pytester, tmp_path: Path, occurs: bool, affects: bool, expires: str | None, code: int, line: str
 ) -> None:

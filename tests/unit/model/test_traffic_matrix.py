@@ -73,7 +73,7 @@ def test_a_file_is_read_with_tabs_empty_lines_and_small_letters(tmp_path: Path) 
         ("0\n" * (MOST_RANKS + 1), f"it has {MOST_RANKS + 1} lines"),
         ("0 1\x1b[31m\n0 0\n", "is not a size"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         parse_matrix(text)

@@ -138,7 +138,7 @@ def read_only(array: Any) -> Any:
         (OnDevice(4), TypeError, "this OnDevice is on a device of DLPack type 4"),
         (b"bytes", TypeError, "expected __cuda_array_interface__, DLPack or __array_interface__"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_array_is_refused_in_one_sentence(array: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         descriptor_of(array)

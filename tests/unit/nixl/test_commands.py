@@ -130,7 +130,7 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
         ("allocate", {"size": 1, "memory_type": "TAPE"}, "there are no buffers of type TAPE"),
         ("run", {"agent": AGENT, "function": "os.getpid", "arguments": {}}, "'os.getpid' is not module:function"),
     ],
-)  # fmt: skip
+)
 def test_a_command_that_cannot_be_carried_out_is_refused_in_words(
     command: str, arguments: dict[str, Any], message: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import re
 from dataclasses import replace
@@ -70,7 +71,7 @@ def report() -> RunReport:
         Result("bandwidth", "x", Verdict.FAIL, f"UCX READ is too slow {HOSTILE}", "Look at it.", repeat="pytest x"),
         Result("etcd-uri", "y", Verdict.WARN, "the endpoint ends with a slash", "Write it without."),
         Result("nixl-loads", "z", Verdict.PASS),
-    )  # fmt: skip
+    )
     run = week(9, results)
     compared = compare_runs(week(6), run, 0.05)
     run = replace(run, results=(*results, *compared.results))
@@ -440,8 +441,6 @@ def test_a_real_run_writes_every_report_and_a_valid_junit_file(tmp_path: Path) -
 
 
 def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
     for number in range(3):
         data = record(f"nixl:{number}", {key("4KiB"): [1.0 - 0.2 * number] * 5}, week=number)
         (tmp_path / f"{number}.json").write_text(json.dumps(data))

@@ -10,6 +10,7 @@ from pytest_nixl.core.units import GIB, MIB
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.session import footprint as footprint_of_run
 from pytest_nixl.session.requested_links import link_id
+from pytest_nixl.session.run import Run
 from pytest_nixl.session.settings import changed_settings, read_settings
 
 
@@ -79,8 +80,6 @@ def test_a_footprint_without_a_row_that_walks_it_is_refused(pytester: pytest.Pyt
 
 
 def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:
-    from pytest_nixl.session.run import Run
-
     options = ("--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ", "--nixl-blocks=4KiB")
     links = Run.of(parse_config(pytester, *options)).links
     assert [str(link) for link in links] == [
@@ -92,8 +91,6 @@ def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:
 
 
 def test_only_rows_between_agents_notify_and_only_host_memory_has_pages(pytester: pytest.Pytester) -> None:
-    from pytest_nixl.session.run import Run
-
     options = ("--nixl-notify=each", "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ",
                "--nixl-pages=base", "--nixl-memory=DRAM:DRAM,VRAM:VRAM")  # fmt: skip
     keys = Run.of(parse_config(pytester, *options, "--nixl-blocks=4KiB")).links

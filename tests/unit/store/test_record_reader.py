@@ -22,7 +22,11 @@ from pytest_nixl import cli
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.files import table
+from pytest_nixl.report.github import workflow_commands
 from pytest_nixl.report.history import courses, lines, of_one_machine
+from pytest_nixl.report.page import page
+from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import LARGEST, RecordedRun, parse_recorded
 from pytest_nixl.store.store import Store, find_baseline
@@ -194,11 +198,6 @@ VALUES = st.one_of(
 
 def used(run: RecordedRun, earlier_runs: list[RecordedRun]) -> None:
     """Use a run in every way in which the package uses records."""
-    from pytest_nixl.report.files import table
-    from pytest_nixl.report.github import workflow_commands
-    from pytest_nixl.report.page import page
-    from pytest_nixl.report.prometheus import metrics
-
     runs = sorted([run, *earlier_runs], key=lambda one: one.order)
     runs_used, reasons = of_one_machine(runs)
     text = "\n".join([*reasons, *(line.text for line in lines(runs_used, courses(runs_used)))])
