@@ -39,8 +39,8 @@ STANDARD_LEFT_OUT = "2 checks of level extended were left out; --nixl-level=exte
 SELECTED = {
     "quick": (
         2,
-        "1 check of level standard and 2 checks of level extended were left out; --nixl-level=standard runs the former, "
-        "--nixl-level=extended runs all",
+        "1 check of level standard and 2 checks of level extended were left out; "
+        "--nixl-level=standard runs the former, --nixl-level=extended runs all",
     ),
     "standard": (3, STANDARD_LEFT_OUT),
     "extended": (6, ""),
