@@ -346,21 +346,21 @@ def _implausible(row: str, samples: Samples, ceiling: Ceiling | None) -> Judgeme
 
 
 def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machine | None) -> Judgement | None:
-    """Judge a row by its floor; None: the row is above it, or there is no floor."""
+    """Judge a row by its floor; None: the row reaches it, or there is no floor."""
     value, floor = samples.bandwidth, expectation.floor
     if floor is None:
         return None
     if len(samples.values) > 1:
         return _speed_of_launches(row, samples, floor, machine)
     windows = len(samples.rates)
-    above, below = sum(rate > floor for rate in samples.rates), sum(rate < floor for rate in samples.rates)
-    if above >= AGREEING_WINDOWS * windows:
+    above = sum(rate >= floor for rate in samples.rates)
+    below, slow = windows - above, value < floor
+    if not slow and above >= AGREEING_WINDOWS * windows:
         return None
-    slow = value < floor
     figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
     taken = max(samples.contention, default=0.0)
     disturbed = taken > DISTURBED_CORES or value >= floor * (1 - taken)
-    if below >= AGREEING_WINDOWS * windows and not disturbed:
+    if slow and below >= AGREEING_WINDOWS * windows and not disturbed:
         return _fail_below_floor(f"{figures}, and {below} of {windows} windows are below it", samples, machine)
     if slow and disturbed:
         return Judgement(
@@ -370,8 +370,8 @@ def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machin
         )
     return Judgement(
         Verdict.INCONCLUSIVE,
-        f"{figures}, but only {below if slow else above} of {windows} windows are {'below' if slow else 'above'} it, "
-        "and three quarters of them are needed for a verdict",
+        f"{figures}, but only {below if slow else above} of {windows} windows are "
+        f"{'below' if slow else 'at or above'} it, and three quarters of them are needed for a verdict",
         "Run the row again with a --nixl-duration ten times as long, and stop other processes on the machine.",
     )
 

@@ -219,12 +219,10 @@ def test_the_ceiling_itself_and_one_window_over_it_are_plausible() -> None:
     assert judge(samples(99, 99, 101), FULL).verdict is Verdict.PASS
 
 
-def test_windows_at_the_floor_itself_are_on_neither_side_of_it_as_launches_are() -> None:
+def test_the_floor_itself_passes() -> None:
     judgement = judge(samples(1, 1, 1, 1), FLOOR)
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "is 100 % of the floor of 1 GB/s (8 Gb/s), but only 0 of 4 windows are above it" in judgement.reason
-    assert judge(samples(1, 1, 1, 2, 2, 2, 2), FLOOR).verdict is Verdict.INCONCLUSIVE, "4 of 7"
-    assert judge(samples(1, 1, 1, 0.5, 0.5, 0.5, 0.5), FLOOR).verdict is Verdict.INCONCLUSIVE, "4 of 7"
+    assert judgement.verdict is Verdict.PASS
+    assert "is 100 % of the floor" in judgement.reason
 
 
 def test_one_transfer_less_than_the_floor_fails() -> None:
@@ -240,13 +238,13 @@ def test_one_transfer_less_than_the_floor_fails() -> None:
     ("windows", "verdict", "message"),
     [
         ((2, 2, 2, 0.5), Verdict.PASS, "200 % of the floor"),
-        ((2, 2, 2, 2, 0.5, 0.5), Verdict.INCONCLUSIVE, "only 4 of 6 windows are above it"),
-        ((2, 2, 0.5), Verdict.INCONCLUSIVE, "only 2 of 3 windows are above it"),
+        ((2, 2, 2, 2, 0.5, 0.5), Verdict.INCONCLUSIVE, "only 4 of 6 windows are at or above it"),
+        ((2, 2, 0.5), Verdict.INCONCLUSIVE, "only 2 of 3 windows are at or above it"),
         ((0.5, 0.5, 0.5, 2), Verdict.FAIL, "50 % of the floor of 1 GB/s (8 Gb/s), and 3 of 4 windows are below it"),
         ((0.5, 0.5, 2), Verdict.INCONCLUSIVE, "only 2 of 3 windows are below it"),
-        ((0.5, 0.5, 2, 2), Verdict.INCONCLUSIVE, "only 2 of 4 windows are above it"),
+        ((0.5, 0.5, 2, 2), Verdict.INCONCLUSIVE, "only 2 of 4 windows are at or above it"),
         ((0.5, 0.5, 1.25, 1.25), Verdict.INCONCLUSIVE, "only 2 of 4 windows are below it"),
-        ((2,) * 35 + (0.5,) * 12, Verdict.INCONCLUSIVE, "only 35 of 47 windows are above it"),
+        ((2,) * 35 + (0.5,) * 12, Verdict.INCONCLUSIVE, "only 35 of 47 windows are at or above it"),
         ((2,), Verdict.PASS, "200 %"),
         ((0.5,), Verdict.FAIL, "1 of 1 windows are below it"),
     ],
@@ -264,7 +262,7 @@ def test_three_quarters_of_the_windows_must_agree_for_a_verdict(
     [
         ((0.5, 0.5, 0.5), "50 % of the floor of 1 GB/s (8 Gb/s), but other processes used 0.4 of this row's cores"),
         # Other processes made none of the windows faster.
-        ((2, 2, 0.5), "but only 2 of 3 windows are above it"),
+        ((2, 2, 0.5), "but only 2 of 3 windows are at or above it"),
     ],
 )
 def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...], message: str) -> None:
