@@ -119,6 +119,9 @@ def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> N
         # A line that another native logger wrote is not this speaker's.
         ("Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
          "[ 12.345678] Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)"),
+        # A line that is cut before it reports a failure.
+        ("W1127 10:00:00.1  77 a.cpp:9] Handshake send to 'a' failed",
+         "W1127 10:00:00.1  77 a.cpp:9] Handshake send to"),
         # What a line must have, and must not have.
         (f"{UCX}unused environment variable: UCX_FOO", "unused environment variable: FOO"),
         ("E1120 10:00:01.000001 4242 libfabric_rail.cpp:1362] fi_mr_reg failed on rail 2: Cannot allocate memory",
