@@ -223,7 +223,8 @@ def reorder_clock(node: ast.AST, source: Source) -> Iterator[Edit]:
         body = getattr(node, name, None)
         for first, second in pairwise(body if isinstance(body, list) else ()):
             both = [statement for statement in (first, second) if CLOCK.search(source.text(statement))]
-            if both and not isinstance(second, (ast.Return, ast.Raise)) and not isinstance(first, ast.FunctionDef):
+            definitions = (ast.FunctionDef, ast.ClassDef, ast.Return, ast.Raise)
+            if both and not isinstance(first, definitions) and not isinstance(second, definitions):
                 yield source.swap(first, second)
 
 

@@ -53,6 +53,7 @@ def test_an_operator_makes_the_change_that_it_names(operator: str, code: str, ch
         "wait(timeout=5.0)",
         "_log.debug('%s and %s', a, b)",
         "if __name__ == '__main__': main()",
+        "DELAY_SECONDS = 1\ndef f(): time()",
     ],
 )
 def test_what_no_test_could_notice_is_not_changed(code: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -22,6 +23,7 @@ from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import mtu
 from pytest_nixl.core.metrics_text import read_metrics
 from pytest_nixl.core.rdma_fault import allows_cuda, wants_rdma
+from pytest_nixl.core.resource_limits import no_space
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
@@ -256,6 +258,21 @@ def test_a_test_measures_the_row_of_its_parameters() -> None:
         item = SimpleNamespace(fixturenames=["nixl_rows"], callspec=SimpleNamespace(params=params))
         assert row_of(cast(pytest.Item, item)) == row
         assert row_of(cast(pytest.Item, SimpleNamespace(fixturenames=[], callspec=item.callspec))) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "inodes", "space", "words"),
+    [(9, 0, 9, "all 9 inodes "), (9, 1, 0, "its file system is full"), (0, 0, 0, "its file system is full"),
+     (0, 0, 9, "its file system had no space"), (9, 1, 9, "its file system had no space")],
+)  # fmt: skip
+def test_what_a_file_system_has_nothing_left_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, inodes: int, space: int, words: str
+) -> None:
+    left = SimpleNamespace(f_files=files, f_favail=inodes, f_bavail=space)
+    monkeypatch.setattr(os, "statvfs", lambda _: left)
+    text = no_space(str(tmp_path / "none" / "file"))
+    assert text.startswith(words)
+    assert f" {tmp_path}" in text
 
 
 def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
