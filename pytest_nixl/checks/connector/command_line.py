@@ -9,6 +9,7 @@ import shlex
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -36,6 +37,9 @@ _ARRAY = re.compile(r"\$\{\w+\[[@*]\][^{}]*\}|\$[@*]|\$\{[@*][^{}]*\}")
 _ARRAY_DEFINED = re.compile(
     r"(?m)^[ \t]*(?:local |declare -a |readonly )?(\w+)(\+?)=\(((?:[^()'\"]|'[^']*'|\"[^\"]*\")*)\)"
 )
+#: A choice of the shell, and the most of them in a script that are made.
+_CASE = re.compile(r"\bcase[ \t]+(\S+)[ \t]+in\b(.*?)\besac\b", re.DOTALL)
+_MOST_CASES = 32
 #: The most characters of a script whose arrays are replaced.
 _MOST_INLINED = 1 << 17
 #: The most characters of a value whose references are replaced, and of the result.
@@ -237,7 +241,7 @@ def split_commands(text: str) -> list[list[str]]:
     if len(text) > MOST_SCRIPT:
         raise ScriptError(f"has a script of {len(text)} characters: expected at most {MOST_SCRIPT}")
     original = re.sub(r"(?m)^[ \t]*#.*$", "", text)
-    text = _inline_arrays(_without_comments(re.sub(r"\\\r?\n", " ", _without_copied_texts(text))))
+    text = _inline_arrays(_chosen_branches(_without_comments(re.sub(r"\\\r?\n", " ", _without_copied_texts(text)))))
     reader = shlex.shlex(_join_substitutions(text), posix=True, punctuation_chars=";|&\n()")
     reader.whitespace, reader.whitespace_split, reader.commenters = " \t\r", True, ""
     commands: list[list[str]] = [[]]
@@ -331,6 +335,24 @@ def _end_of_substitution(text: str, start: int) -> int:
         if depth == 0:
             return place
     return mark.end()
+
+
+def _chosen_branches(text: str) -> str:
+    """Replace each ``case`` over a variable that the script sets, once and before it, by the branch that is taken."""
+
+    def branch(match: re.Match[str]) -> str:
+        reference = _REFERENCE.fullmatch(match[1].strip('"'))
+        name = reference and (reference["braced"] or reference["plain"])
+        values = re.findall(rf"(?m)(?:^|[\s;]){name}=([\w./:-]+)[ \t]*$", text[: match.start()]) if name else []
+        if len(values) != 1:
+            return match[0]
+        for choice in match[2].split(";;"):
+            patterns, _, commands = choice.partition(")")
+            if any(fnmatchcase(values[0], pattern.strip(" \t\n('\"")) for pattern in patterns.split("|")):
+                return commands
+        return ""
+
+    return _CASE.sub(branch, text) if text.count("case") <= _MOST_CASES else text
 
 
 def _inline_arrays(text: str) -> str:

@@ -32,6 +32,8 @@ _OF_ENGINE = {"VLLM_": "vLLM", "SGLANG_": "SGLang"}
 #: The resource of Kubernetes that is an EFA device.
 _EFA = "vpc.amazonaws.com/efa"
 #: The options that name a file with further options, or give them as JSON: vLLM's and SGLang's, and Dynamo's.
+#: The ends of names of files that are no YAML, whatever they contain.
+_SCRIPTS = (".sh", ".bash", ".env", ".sbatch", ".slurm")
 _OPTION_FILES = ("--config", "--engine-config-json")
 #: The options whose values are JSON objects with fields of a transfer.
 _JSON_OPTIONS = ("--kv-transfer-config", "--speculative-config", "-sc", "--attention-config", "-ac")
@@ -127,6 +129,8 @@ def _named(engines: Iterable[ConfiguredEngine]) -> str:
 def _engines(path: str, text: str) -> Iterator[ConfiguredEngine]:
     if path.endswith(".json") or text.lstrip()[:1] in ("{", "["):
         yield from _of_documents(path, [parse_json(path, text)])
+    elif path.endswith(_SCRIPTS) or text.startswith("#!"):
+        yield from _of_text(path, text)
     elif path.endswith((".yaml", ".yml")) or re.search(r"(?m)^(?:- )?[A-Za-z][\w-]*:(?:\s|$)", text):
         yield from _of_documents(path, parse_yaml(path, text))
     else:
