@@ -227,7 +227,14 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
         },
     )  # fmt: skip
     plugins = "/usr/local/nixl/lib/x86_64-linux-gnu/plugins"
-    backend = {"missing": [], "error": "", "remedy": "", "memories": ["DRAM_SEG", "VRAM_SEG"], "versions": {}}
+    backend = {
+        "missing": [],
+        "release": "",
+        "error": "",
+        "remedy": "",
+        "memories": ["DRAM_SEG", "VRAM_SEG"],
+        "versions": {},
+    }
     tree.answer(
         "nixl",
         {
