@@ -578,7 +578,8 @@ def test_a_text_in_a_script_is_the_value_of_its_variable(value: str) -> None:
 def test_the_branch_of_a_role_is_taken(role: str, options: set[str], tmp_path: Path) -> None:
     path = tmp_path / "engine.sh"
     path.write_text(
-        f'tee config <<E\na: {role}\nE\nexport {role}\nA=(--port 1)\ncase "$ROLE" in\n prefill|p*) A+=(--kv-cache-dtype fp8) ;;\n'
+        f"tee config <<E\na: {role}\nE\nexport {role}\nA=(--port 1)\n"
+        'case "$ROLE" in\n prefill|p*) A+=(--kv-cache-dtype fp8) ;;\n'
         ' decode) ;;\n *) A+=(--seed 1) ;;\nesac\nvllm serve m "${A[@]}"\n'
     )
     assert set(read_engine(str(path)).launch.options) == options
