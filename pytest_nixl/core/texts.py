@@ -31,7 +31,7 @@ def text_file(name: str) -> str:
 
 
 def with_plain_links(text: str) -> str:
-    """Return a text for a terminal: ``[name](../how-to/page.md)`` becomes ``name (docs/how-to/page.md)``."""
+    """Return a text for a terminal: ``[name](../how-to/gpu.md)`` becomes ``name (docs/how-to/gpu.md)``."""
 
     def plain(match: re.Match[str]) -> str:
         name, url = match.groups()

@@ -188,9 +188,12 @@ def test_worker_that_never_starts_is_ended_at_that_deadline(
     assert not broken._workers[0].alive
 
 
-def test_a_module_on_pythonpath_comes_before_one_beside_the_package(agents: Agents, tmp_path: Path) -> None:
+def test_a_module_on_pythonpath_comes_before_one_beside_the_package(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As for any program: an installed package stands beside the NIXL of site-packages."""
     (tmp_path / "suites.py").write_text("def place(agent):\n    return __file__\n")
+    monkeypatch.delitem(sys.modules, "suites", raising=False)  # a worker takes the file that pytest has
     agent = agents.start(environment={"PYTHONPATH": str(tmp_path)})
     assert agent.run("suites:place") == str(tmp_path / "suites.py")
 
