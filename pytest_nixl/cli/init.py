@@ -15,6 +15,7 @@ from pytest_nixl.cli.starter_files import (
     PLACEHOLDER,
     ClusterPlan,
     cards_undescribed,
+    describe_floors,
     row_memories,
     starter_file,
     starter_profile,
@@ -123,4 +124,4 @@ def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
     cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, product)
     if chosen.profile.value == product:
         return cluster, bundled_text(product), f"a copy of the profile {Choice(product, chosen.profile.why)}"
-    return cluster, starter_profile(facts, chosen.backend.value, date.today()), "sanity floors"
+    return cluster, starter_profile(facts, chosen.backend.value, date.today()), describe_floors(facts)

@@ -203,6 +203,12 @@ def cards_undescribed(facts: Facts) -> str:
     return ""
 
 
+def describe_floors(facts: Facts) -> str:
+    """Return what the floors of a host's first profile are made from."""
+    rate, source = _rate(facts, _rates(facts))
+    return f"sanity floors of {rate * 8 / 1e9:g} Gb/s, {source}"
+
+
 def _rates(facts: Facts) -> set[float]:
     return {port.rate for device in cards(facts) for port in device.ports if port.rate is not None}
 

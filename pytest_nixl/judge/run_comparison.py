@@ -122,7 +122,12 @@ def _nixl_rows(run: RecordedRun) -> RecordedRun:
 
 
 def wants_launch(
-    before: Sequence[float] | None, values: Sequence[float], margin: float, *, disturbed: bool = False
+    before: Sequence[float] | None,
+    values: Sequence[float],
+    margin: float,
+    *,
+    disturbed: bool = False,
+    among_others: bool = False,
 ) -> bool:
     """Whether one more launch of a row could decide its comparison.
 
@@ -130,13 +135,14 @@ def wants_launch(
     :param values: bytes per second of each launch so far.
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
     :param disturbed: whether other processes used the row's cores in one of them, so that it proves no loss.
+    :param among_others: whether other rows are compared too, so that these launches may prove no loss among theirs.
     """
     if before is None or len(values) >= MOST_LAUNCHES:
         return False
     if len(values) > COMPARED_LAUNCHES:
         return True  # the first test, after COMPARED_LAUNCHES, was inconclusive; the second is after MOST_LAUNCHES
     verdict = compare_launches(before, values, margin).verdict
-    return verdict is Verdict.INCONCLUSIVE or (disturbed and verdict is Verdict.REGRESSED)
+    return verdict is Verdict.INCONCLUSIVE or ((disturbed or among_others) and verdict is Verdict.REGRESSED)
 
 
 def usable_rows(run: RecordedRun) -> dict[RowKey, RowSummary]:
@@ -298,9 +304,14 @@ def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
     spread = f"the launches of a row differ by up to {100 * spreads[widest]:.3g} % ({widest})"
     if all(len(row.values) == 1 for row in rows.values()):
         spread = "each row has one launch, so its spread is not known"
+    used = disturbance(rows)
+    return f"{spread}{used and f', and {used}'}", not used
+
+
+def disturbance(rows: Mapping[RowKey, RowSummary]) -> str:
+    """Return what other processes used in the launches of these rows, as a sentence; empty: nothing that counts."""
     disturbed = _disturbed(rows, rows)
-    disturbance = f", and {_used(disturbed)} {_count(disturbed)}" if any(disturbed) else ""
-    return f"{spread}{disturbance}", not any(disturbed)
+    return f"{_used(disturbed)} {_count(disturbed)}" if any(disturbed) else ""
 
 
 def _taken(before: RecordedRun, earlier: Sequence[tuple[str, ...]], current: Sequence[tuple[str, ...]]) -> str:

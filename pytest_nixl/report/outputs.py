@@ -15,6 +15,7 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import error_text
+from pytest_nixl.judge.run_comparison import disturbance
 from pytest_nixl.model.conclusion import NEXT_STEPS
 from pytest_nixl.report.files import write
 from pytest_nixl.report.github import add_summary, workflow_commands
@@ -175,6 +176,8 @@ def _report(config: pytest.Config, run: Run, settings: Settings, record: Recorde
             add_summary(report)
         except NixlPluginError as error:
             run.found.note(error.reason)
+    if used := disturbance(record.rows):
+        run.found.note(f"{used}: the figures are less than this machine's best")
     pages = []
     for path in settings.report:
         try:

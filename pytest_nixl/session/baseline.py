@@ -53,10 +53,13 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
         return False
     key = samples.key
     results = run.found
-    before = usable_rows(results.baseline).get(key) if results.baseline is not None else results.other_samples.get(key)
+    rows = usable_rows(results.baseline) if results.baseline is not None else results.other_samples
+    before = rows.get(key)
     values = before.values if before is not None else None
     disturbed = samples.disturbed and results.baseline is not None
-    return wants_launch(values, samples.values, run.settings.max_regression, disturbed=disturbed)
+    return wants_launch(
+        values, samples.values, run.settings.max_regression, disturbed=disturbed, among_others=len(rows) > 1
+    )
 
 
 def compare(run: Run) -> None:
@@ -72,6 +75,13 @@ def compare(run: Run) -> None:
         if settings.compare_image is None:
             return  # the run ended before its baseline was read, or there is none yet
         before = other_run(run, settings.compare_image)
+        versions = run.found.versions
+        if versions == run.found.other_versions:
+            described = ", ".join(f"{name} {versions[name]}" for name in ("nixl", "ucx") if name in versions)
+            run.found.note(
+                f"both images report the same versions ({described}): if they should be two builds, see that the "
+                "command of --nixl-compare-image loads the other one"
+            )
     comparison = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
     run.found.add_comparison(comparison)
 

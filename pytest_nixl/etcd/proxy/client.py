@@ -48,6 +48,9 @@ class ProxyControl(Protocol):
 
     def later(self, seconds: float, function: Callable[[], None]) -> None: ...
 
+    @property
+    def forwarded(self) -> int: ...
+
     def next_place(self) -> int: ...
 
     def notify(self) -> None: ...
@@ -280,6 +283,7 @@ class ProxyClient:
     def answered(self, link: ProxiedConnection, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
         """Deliver an answer to the client, or lose it according to the rules."""
         request.answer = answer
+        request.answered = self.path.forwarded
         self._in_flight.pop(request, None)
         if _hit(self._losses, request):
             request.state = State.ANSWER_LOST

@@ -142,6 +142,11 @@ class EtcdProxy:
         task = self._loop.create_task(work)
         task.add_done_callback(self._done)
 
+    @property
+    def forwarded(self) -> int:
+        """How many requests were forwarded so far."""
+        return self._sent
+
     def next_place(self) -> int:
         """Return the sequence number of a request that is forwarded now. Call it in the proxy's thread."""
         self._sent += 1

@@ -128,6 +128,8 @@ class Request:
     answer: bytes = field(default=b"", repr=False)
     #: 1-based index among all requests of the proxy, in the order of forwarding; 0 if it was not forwarded.
     sent: int = 0
+    #: How many requests of the proxy were forwarded before its answer came; 0 if none came.
+    answered: int = 0
     #: Whether etcd has confirmed this watch: it reports every later change. A change before that may be missed.
     confirmed: bool = False
 

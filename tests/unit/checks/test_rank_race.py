@@ -27,6 +27,7 @@ from helpers.race_explorer import DepthFirst, ExploredRun, Explorer, RandomSched
 from pytest_nixl.checks.rank_race import amplify as amplified
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.claimants import Claimant
+from pytest_nixl.checks.rank_race.order import overlap
 from pytest_nixl.checks.rank_race.orders import _POLLS, TriedOrders, try_orders
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
@@ -146,6 +147,40 @@ class Mixed(FunctionSubject):
 
     def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
         return self._subjects[int(proxy_client.name.rpartition(" ")[2])].start(proxy_client, group, size)
+
+
+EARLY = "b listed the keys under '/t/' before a wrote one there, and took its rank by them, without etcd's lock"
+TOGETHER = "a and b listed the keys under '/t/' after each of them had written one there, and took the same rank by"
+
+
+@pytest.mark.parametrize(
+    ("answer", "answered", "cause"),
+    [
+        (b"/t/b", 4, EARLY),  # the key of the other is not there
+        (b"/t/a /t/b", 4, TOGETHER),  # etcd got the write first, although it was forwarded later
+        (b'"L3QvYg=="', 4, EARLY),
+        (b'"L3QvYQ==" "L3QvYg=="', 4, TOGETHER),
+        (b"", 4, TOGETHER),  # a count, while the write was on its way
+        (b"", 2, EARLY),  # a count that was answered before
+    ],
+)
+def test_the_answer_says_which_of_two_requests_at_the_same_time_came_first(
+    answer: bytes, answered: int, cause: str
+) -> None:
+    def write(key: bytes) -> tuple[Access, ...]:
+        return (Access(key, key + b"\0", True),)
+
+    listed = (Access(b"/t/", b"/t0", False),)
+    first = [
+        Request("b", 1, "Put", "/t/b", write(b"/t/b"), sent=1, answered=1),
+        Request("b", 2, "Range", "/t/", listed, answer=answer, sent=2, answered=answered),
+    ]
+    second = [
+        Request("a", 1, "Put", "/t/a", write(b"/t/a"), sent=3, answered=3),
+        Request("a", 2, "Range", "/t/", listed, answer=b"/t/a /t/b", sent=4, answered=4),
+    ]
+    clients: Any = [SimpleNamespace(requests=first), SimpleNamespace(requests=second)]
+    assert overlap(clients, ["a", "b"], {}).startswith(cause)
 
 
 class TestAmplified:

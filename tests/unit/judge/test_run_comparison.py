@@ -494,7 +494,8 @@ def test_a_further_launch_is_wanted_only_while_it_could_decide() -> None:
     assert not wants_launch(QUIET, QUIET, 0.05)
     assert not wants_launch(QUIET, LOST, 0.05)
     assert wants_launch(QUIET, LOST, 0.05, disturbed=True), "undisturbed launches may prove the loss"
-    assert not wants_launch(QUIET, QUIET, 0.05, disturbed=True)
+    assert wants_launch(QUIET, LOST, 0.05, among_others=True), "five may prove no loss in one row of several"
+    assert not wants_launch(QUIET, QUIET, 0.05, disturbed=True, among_others=True)
     assert not wants_launch(QUIET, apart, 0.05)
     assert wants_launch(QUIET, noisy, 0.05)
     assert wants_launch(QUIET, [1.0] * (COMPARED_LAUNCHES + 1), 0.05), "the second test comes after the last launch"

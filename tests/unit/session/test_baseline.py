@@ -240,6 +240,7 @@ def test_two_images_measured_in_turn(tmp_path: Path) -> None:
     assert done.code == 0, done.output
     assert "against nixl:1 of " in done.output
     assert "changed: UCX_TLS=tcp was set before, and is not set in this run" in done.output
+    assert "both images report the same versions (nixl " in done.output
     assert "regression: IMPROVED (all rows together: +" in done.output
     assert "hunter2" not in done.output
     rows = {}
