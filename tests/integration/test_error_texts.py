@@ -21,6 +21,7 @@ from pytest_nixl.nixl.installed import nixl_packages
 LIBRARIES = re.compile(r"\.so")
 #: Titles of messages of other releases or builds, and of those that are composed at run time.
 NOT_IN_THE_WHEEL = {
+    "[Handshake] Failed to modify QP to RTR",  # Mooncake's
     "ibv_query_port_speed(",
     "Adjusting num_iter to … to allow equal distribution",
     "QP … wqe[…]: SEND",

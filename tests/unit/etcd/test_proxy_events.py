@@ -24,6 +24,10 @@ class CountedPath:
     def notify(self) -> None:
         self.notified += 1
 
+    @property
+    def forwarded(self) -> int:
+        return self.places
+
     def next_place(self) -> int:
         self.places += 1
         return self.places
