@@ -623,8 +623,8 @@ def test_processes_that_cannot_be_started_are_named_with_the_limit() -> None:
 
 def test_threads_that_nixl_cannot_start_are_named_with_the_limit() -> None:
     need_programs("setpriv", "prlimit", root=True)
-    results = doctor("--no-transfer", prefix=[*OTHER_USER, "prlimit", "--nproc=6"], HOME="/")
-    assert results.failed("nixl-loads", "NIXL cannot create an agent", "this user may have 6 (ulimit -u)")
+    results = doctor("--no-transfer", prefix=[*OTHER_USER, "prlimit", "--nproc=4"], HOME="/")
+    assert results.failed("nixl-loads", "NIXL cannot create an agent", "this user may have 4 (ulimit -u)")
 
 
 def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:

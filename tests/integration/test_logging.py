@@ -28,7 +28,7 @@ def test_workers_profile_and_rows_are_logged(pytester: pytest.Pytester) -> None:
     assert run.ret == 0
     run.stdout.re_match_lines_random(
         [
-            r"INFO +pytest_nixl\.plugin:.* profile loopback\.toml of pytest-nixl: \d+ required checks",
+            r"INFO +pytest_nixl\.run_hooks:.* profile loopback\.toml of pytest-nixl: \d+ required checks",
             r"INFO +pytest_nixl\.processes\.\w+:.* rank 0 \(initiator worker, pid \d+\) started",
             r"INFO +pytest_nixl\.processes\.\w+:.* rank 1 \(target worker, pid \d+\) started",
             r"INFO +pytest_nixl\.measure\.link:.* UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1: [\d.]+ GB/s over \S+",

@@ -43,6 +43,7 @@ SPEAKERS = {
     "NCCL": "pod:1:1 [0] NCCL WARN ",
     "PyTorch": "[rank0]: RuntimeError: ",
     "Kubernetes": "kubelet: ",
+    "LMCache": "[2026-11-20 10:00:01,765] LMCache ERROR: ",
     "Python": "Error: ",
     "kernel": "[ 12.345678] ",
     "loader": "ImportError: ",
