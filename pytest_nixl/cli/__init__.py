@@ -24,7 +24,6 @@ from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.redaction import hider
 from pytest_nixl.core.resource_limits import file_fault
 from pytest_nixl.core.strict import error_text, printable
-from pytest_nixl.core.terminal_output import lead_nowhere
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 _CTRL_C = 128 + signal.SIGINT
@@ -192,6 +191,8 @@ def _system_error_text(error: OSError) -> str:
 
 def _lead_nowhere() -> None:
     """Discard further output, because Python would otherwise fail again at exit, when it flushes its buffer."""
+    from pytest_nixl.core.terminal_output import lead_nowhere  # which imports pytest: 60 ms that no command needs
+
     lead_nowhere()
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
@@ -125,6 +124,8 @@ def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> Etcd
 
     :param timeout: seconds to connect, and again to receive the whole answer, for each request to a member.
     """
+    from pytest_nixl.etcd.client import connect  # a host without an etcd needs none of its modules
+
     return connect(members, **etcdctl_credentials(), timeout=timeout)
 
 

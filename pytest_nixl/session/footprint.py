@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pytest_nixl.core.units import KIB, MIB, format_size, parse_size
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -80,6 +78,8 @@ def refuse_footprint(settings: Settings) -> None:
 
     :raises pytest.UsageError: with one sentence.
     """
+    import pytest  # the doctor reads the option's default, and does without it
+
     size = settings.footprint
     if size is None:
         return

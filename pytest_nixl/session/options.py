@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-
-import pytest
+from typing import TYPE_CHECKING
 
 from pytest_nixl.session.option_table import OPTION_TABLE
+
+if TYPE_CHECKING:
+    import pytest
 
 #: The option whose value is a list of flags of another program.
 TAKES_FLAGS = "--nixl-nixlbench-args"
@@ -43,6 +45,8 @@ def join_flags(arguments: list[str]) -> None:
             # argparse takes a word with a space for a value, even if it begins with a dash.
             option = value is not None and value.startswith("-") and " " not in value
             if value is None or (option and not re.fullmatch(_FLAG_AS_VALUE, value, re.DOTALL)):
+                import pytest  # the commands that read values of options need none of it
+
                 raise pytest.UsageError(
                     f"{TAKES_FLAGS} is followed by {'nothing' if value is None else repr(value)}: expected flags of "
                     f"nixlbench, such as {TAKES_FLAGS}='--check_consistency=1'"

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from helpers.cli_run import ROOT, WITHOUT
 from helpers.pytester_run import PLUGIN, run_pytest
@@ -63,6 +66,13 @@ def loaded(pytester: pytest.Pytester, *arguments: str, plugin: tuple[str, ...] =
 
 def of_ours(names: set[str]) -> set[str]:
     return {name for name in names if name.partition(".")[0] == "pytest_nixl"}
+
+
+def test_the_doctor_does_without_pytest() -> None:
+    """It would take a twentieth of the command's time."""
+    script = "import sys; from pytest_nixl.cli import main; main(['doctor']); print('pytest' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
 
 
 def test_an_unrelated_project_loads_nothing_else(pytester: pytest.Pytester) -> None:
