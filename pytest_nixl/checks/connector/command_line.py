@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-#: A variable that a script sets, in whatever form: ``NAME=``, ``${NAME:=``, also on a line that is not understood.
-_ASSIGNED = re.compile(r"(?<![\w$-])(?:\$\{)?([A-Za-z_]\w*)(?::?=|\+=)")
+#: A variable that a script sets, in whatever form, also on a line that is not understood: ``NAME=``, ``${NAME:=``, or
+#: its bare name, as in ``read NAME``, ``export NAME`` and ``unset NAME``.
+_ASSIGNED = re.compile(r"(?<![\w$-])(?:\$\{)?([A-Za-z_]\w*)(?::?=|\+=)|(?<![\w${(-])([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b")
 #: Words before a command that leave it what it is.
 _KEYWORDS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"})
 _DECLARATIONS = frozenset({"export", "declare", "typeset", "local", "readonly"})
@@ -193,7 +194,7 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
         found += [launch] if launch is not None else nested
         if len(found) >= _MOST_LAUNCHES:
             break
-    assigned = dict.fromkeys(_ASSIGNED.findall(_without_comments(text)))
+    assigned = dict.fromkeys(match[1] or match[2] for match in _ASSIGNED.finditer(_without_comments(text)))
     return [
         launch if launch.image else replace(
             launch, environment={**{name: f"$({name})" for name in assigned}, **launch.environment}

@@ -222,7 +222,7 @@ def _by_default(rule: ConnectorRule, pair: SidePair) -> Mismatch | None:
 
 
 def _shown(field: str, value: FieldValue, hide: Callable[[str], str]) -> str:
-    if not value.is_readable:
+    if not value.is_readable or "\u00a0" in value.text or value.text == f"$({field})":  # known only where it runs
         return "a value that the file does not contain"
     if value.is_set:
         return escape(shown(field, hide(value.text))) or "an empty value"

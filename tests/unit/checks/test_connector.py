@@ -543,6 +543,8 @@ _SCRIPTS = [
     ("", f"if [ $1 ]; then {_ADDRESS}=10.0.0.1; else {_ADDRESS}=10.0.0.2; fi\n{_START}"),
     ("", f"start() {{\n{_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nstart"),
     ("", f": ${{{_ADDRESS}:=10.0.0.1}}\n{_START}"),
+    ("", f"read -r {_ADDRESS} _ <<< 10.0.0.1\nexport {_ADDRESS}\n{_START}"),
+    ("", f"printf -v {_ADDRESS} 10.0.0.1; {_START}"),
     ("", f"srun --export=ALL,{_ADDRESS}=10.0.0.1 {_START}"),
     ("", f"export {_ADDRESS}=$(hostname -I | awk '{{print $1}}')\n{_START}"),
     ("", f"{_ADDRESS}=$(python3 -c \"print('(', 1)\") {_START}"),
@@ -558,6 +560,13 @@ def test_a_shell_script_is_read_as_a_shell_does(address: str, script: str) -> No
     assert value == address if address else not is_resolved(value)
     assert launch.options == {"--kv-transfer-config": ['{"kv_connector":"NixlConnector","kv_role":"kv_both"}']}
     assert launch.model == "m"
+
+
+def test_what_a_command_prints_is_not_shown_as_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("prefill", "$(hostname -I | cut -d' ' -f1)"), ("decode", "127.0.0.1")):
+        (tmp_path / f"{name}.sh").write_text(f"{_ADDRESS}={value} {_START}\n")
+    assert cli.main(["connector", *(str(tmp_path / f"{name}.sh") for name in ("prefill", "decode"))]) == 1
+    assert f"{_ADDRESS}: prefill has a value that the file does not contain, decode has 127" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", ['"$(cat <<END\n{text}\nEND\n)"', "$(cat <<'END'\n{text}\nEND\n)"])
