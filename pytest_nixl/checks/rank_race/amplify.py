@@ -4,7 +4,8 @@
 So all claimants read before any of them writes. The first request of each claimant is held until all have sent one, no
 matter how late they start. After that only writes are held, until each claimant has sent one or waits in etcd's lock
 behind another claimant. Later writes are held in the same way, because the first write need not be that of the rank: a
-claimant may write that it is there, and look for its rank after a pause.
+claimant may write that it is there, and look for its rank after a pause. Whoever reads after its write reads only when
+etcd has all the writes that were held together with it.
 """
 
 from __future__ import annotations
@@ -196,10 +197,7 @@ class _Claims:
         :param in_turn: whether each claimant goes on only when the one before has sent its first write or has ended.
         """
         for proxy_client, claim in self.both:
-            proxy_client.hold(_is_write)
-            for request in proxy_client.held:
-                if not _is_write(request):
-                    proxy_client.release_if_held(request)
+            _hold_only_writes(proxy_client)
             if in_turn and proxy_client is not self.clients[-1]:
                 self.path.wait_quietly(partial(_writes_or_ended, proxy_client, claim), seconds=seconds)
 
@@ -224,9 +222,7 @@ class _Claims:
         """
         locked, end = False, time.monotonic() + seconds
         while time.monotonic() < end:
-            for proxy_client in self.clients:
-                for request in proxy_client.held:
-                    proxy_client.release_if_held(request)
+            self._release_writes_together()
             deadline = min(end, time.monotonic() + _STEP)
             while True:
                 keys = self.keys()
@@ -243,6 +239,17 @@ class _Claims:
                 waits_for_lock(proxy_client, keys) for proxy_client in waiting
             )
         return locked
+
+    def _release_writes_together(self) -> None:
+        """Release the held writes; hold whatever the claimants send next until etcd has answered all these writes."""
+        writes = [(proxy_client, request) for proxy_client in self.clients for request in proxy_client.held]
+        for proxy_client in self.clients:
+            proxy_client.hold()
+        for proxy_client, request in writes:
+            proxy_client.release_if_held(request)
+        self.path.wait_quietly(lambda: all(write.state is not State.SENT for _, write in writes), seconds=_STEP)
+        for proxy_client in self.clients:
+            _hold_only_writes(proxy_client)
 
     def _state(self, client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
         stand = _stand(client, claim, keys)
@@ -280,6 +287,13 @@ def _why_apart(
 
 def _writes_or_ended(proxy_client: ProxyClient, claim: Running) -> bool:
     return bool(proxy_client.held) or claim.outcome() is not None
+
+
+def _hold_only_writes(proxy_client: ProxyClient) -> None:
+    proxy_client.hold(_is_write)
+    for request in proxy_client.held:
+        if not _is_write(request):
+            proxy_client.release_if_held(request)
 
 
 def _is_write(request: Request) -> bool:

@@ -234,6 +234,21 @@ class TestAmplified:
             "there, and took the same rank by their number"
         )
 
+    def test_no_claimant_counts_before_the_write_of_another_that_was_held_with_its_own(
+        self, path: EtcdProxy, direct: EtcdClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on a busy machine: time passes between the releases of two writes."""
+        release = ProxyClient.release_if_held
+
+        def released_late(client: ProxyClient, request: Request) -> bool:
+            if request.method == "Put":
+                time.sleep(0.3 * int(client.name.split()[-1]))
+            return release(client, request)
+
+        monkeypatch.setattr(ProxyClient, "release_if_held", released_late)
+        done = amplify(path, direct, FunctionSubject("helpers.race_functions:announces_and_counts"), 2, group="/a/")
+        assert done.faults[0].startswith("rank 1 was given 2 times: to claimant 0 (")
+
     def test_a_race_behind_a_first_write_and_a_pause_is_detected(self, path: EtcdProxy, direct: EtcdClient) -> None:
         """A nixlbench without a lock that writes that it is there, and looks for its rank after a pause."""
         helpers = "helpers.race_functions:present_then_"
