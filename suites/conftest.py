@@ -110,8 +110,11 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
 
     def decide(id: str, occurs: bool, reason: str, *, affects: bool = False) -> None:
         acceptance = profile.acceptance(id)
-        verdict(judge_finding(FINDINGS[id], occurs=occurs, reason=reason, affects=affects, acceptance=acceptance,
-                              today=date.today()))  # fmt: skip
+        verdict(
+            judge_finding(
+                FINDINGS[id], occurs=occurs, reason=reason, affects=affects, acceptance=acceptance, today=date.today()
+            )
+        )
 
     return decide
 

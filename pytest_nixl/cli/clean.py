@@ -69,8 +69,11 @@ def _clean_runs(*, dry_run: bool) -> int:
             for key, item in watched(directory).items()
         }
         remaining = [] if dry_run else remove_run(directory, items)
-        print(f"{'would remove' if dry_run else 'removed'} what a killed run left: {', '.join([directory, *items])}"
-              if not remaining else f"a killed run left {directory}")  # fmt: skip
+        print(
+            f"{'would remove' if dry_run else 'removed'} what a killed run left: {', '.join([directory, *items])}"
+            if not remaining
+            else f"a killed run left {directory}"
+        )
         for reason in remaining:
             print(f"pytest-nixl: {reason}", file=sys.stderr)
             code = 1

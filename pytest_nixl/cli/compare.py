@@ -24,8 +24,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     compare.add_argument("before", metavar="A", help=f"the run to compare with: {text}")
     compare.add_argument("now", metavar="B", help="the run to judge, given in the same way")
     compare.add_argument("--store", metavar="DIR", default="", help="the directory in which images are looked up")
-    compare.add_argument("--max-regression", metavar="SHARE", default="5%",
-                         help="a row that loses no more than this is unchanged (default: 5%%)")  # fmt: skip
+    compare.add_argument(
+        "--max-regression",
+        metavar="SHARE",
+        default="5%",
+        help="a row that loses no more than this is unchanged (default: 5%%)",
+    )
     compare.add_argument("--gate", action="store_true", help="also fail undecided rows, as --nixl-gate does")
     compare.set_defaults(run=_compare)
 

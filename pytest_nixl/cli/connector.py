@@ -35,13 +35,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     connector.add_argument("prefill", metavar="PREFILL", help=f"{form}; FILE#NAME chooses one of several containers")
     connector.add_argument("decode", metavar="DECODE", help="the same of the decode side")
     connector.add_argument(
-        "--one-host", action="store_true",
+        "--one-host",
+        action="store_true",
         help="both sides run on one host: loopback addresses are right, and ports must differ",
-    )  # fmt: skip
+    )
     connector.add_argument(
-        "--plugin-dir", metavar="DIR", type=Path,
+        "--plugin-dir",
+        metavar="DIR",
+        type=Path,
         help="the folder of NIXL's plugins in the engines' image, to check that the named backends are built in",
-    )  # fmt: skip
+    )
     connector.add_argument("--gate", action="store_true", help="also fail undecided fields, as --nixl-gate does")
     connector.add_argument(
         "-v", "--verbose", action="store_true", help="also list the options of the engines that no rule reads"

@@ -35,13 +35,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("-v", "--verbose", action="store_true", help="print each check, not only what is not good")
     doctor.add_argument(
-        "--image", action="store_true",
+        "--image",
+        action="store_true",
         help="run only the checks that work while an image is built: they need no GPU, no network card and no etcd",
-    )  # fmt: skip
+    )
     doctor.add_argument(
-        "--no-transfer", dest="transfer", action="store_false",
+        "--no-transfer",
+        dest="transfer",
+        action="store_false",
         help="do not move bytes between two processes at the end",
-    )  # fmt: skip
+    )
     add_sources(doctor)
     doctor.set_defaults(run=_run)
 
@@ -57,10 +60,13 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
         "--peer", metavar="HOST[:PORT]", action="append", default=[], help="a host to reach; repeatable"
     )
     parser.add_argument(
-        "--side-channel", metavar="HOST[:PORT]", action="append", default=[],
+        "--side-channel",
+        metavar="HOST[:PORT]",
+        action="append",
+        default=[],
         help="an engine of vLLM whose NIXL side channel must answer, such as prefill's, asked in decode's pod (default "
         f"port: {SIDE_CHANNEL_PORT}, as VLLM_NIXL_SIDE_CHANNEL_PORT); repeatable",
-    )  # fmt: skip
+    )
     parser.add_argument("--nixlbench", metavar="PATH", default="", help="the nixlbench to check (default: from PATH)")
 
 

@@ -44,28 +44,35 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "endpoints", metavar="URL[,URL]", nargs="?", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)"
     )
     etcd.add_argument(
-        "--namespace", metavar="NAME",
+        "--namespace",
+        metavar="NAME",
         help="the namespace of the agents; other spellings of its slashes are read, too (default: NIXL_ETCD_NAMESPACE, "
         "else NIXL's default, /nixl/agents/)",
-    )  # fmt: skip
+    )
     etcd.add_argument(
-        "--max-request-bytes", metavar="SIZE", default="1.5MiB",
+        "--max-request-bytes",
+        metavar="SIZE",
+        default="1.5MiB",
         help="etcd's option of this name: the largest request that it accepts (default: 1.5MiB, as etcd's)",
-    )  # fmt: skip
+    )
     etcd.add_argument("--no-connect", action="store_true", help="do not try the addresses that agents published")
     etcd.add_argument("--all", action="store_true", help="print all agents and all problems")
     etcd.add_argument("--json", action="store_true", help="print JSON, with all agents and all problems")
     removing = etcd.add_argument_group("removal")
     removing.add_argument(
-        "--remove-dead", action="store_true",
+        "--remove-dead",
+        action="store_true",
         help="print which keys would be removed: those of groups of nixlbench and pytest-nixl whose members have lost "
         "their leases, and of the agents of --agent",
-    )  # fmt: skip
+    )
     removing.add_argument(
-        "--agent", metavar="NAME", action="append", default=[],
+        "--agent",
+        metavar="NAME",
+        action="append",
+        default=[],
         help="this agent of the namespace, spelled exactly, is dead; repeatable. Its keys have no lease, so that only "
         "you can know it",
-    )  # fmt: skip
+    )
     removing.add_argument(
         "--unchanged-since",
         metavar="REVISION",
@@ -74,9 +81,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     removing.add_argument("--yes", action="store_true", help="remove the keys, each only if nobody has changed it")
     removing.add_argument(
-        "--record", metavar="FILE", type=Path,
+        "--record",
+        metavar="FILE",
+        type=Path,
         help="write the removed keys with their values to a new JSON file; --yes needs it",
-    )  # fmt: skip
+    )
     etcd.set_defaults(run=_run)
 
 

@@ -162,8 +162,15 @@ def _print_seen(matches: list[tuple[str, Seen]], arguments: argparse.Namespace, 
     """
     if arguments.json:
         places = [{"line": match.line, "count": match.count} if log else {} for _, match in matches]
-        print(json.dumps([{"kind": "error", **place, **match.message.fields}
-                          for place, (_, match) in zip(places, matches, strict=True)], indent=2))  # fmt: skip
+        print(
+            json.dumps(
+                [
+                    {"kind": "error", **place, **match.message.fields}
+                    for place, (_, match) in zip(places, matches, strict=True)
+                ],
+                indent=2,
+            )
+        )
         return 0
     harmful = [(label, match) for label, match in matches if match.message.weight != "harmless"]
     printed = harmful if arguments.all else harmful[:_MOST]

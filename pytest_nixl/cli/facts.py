@@ -93,8 +93,11 @@ def _role(facts: Facts) -> str:
 
 def _write(devices: Iterable[RdmaDevice]) -> str:
     """Return a clause with the UCX_NET_DEVICES that names the active ports of devices; empty: they have none."""
-    numbers = {device.name: [port.number for port in device.ports if port.state in ("ACTIVE", "")] if device.ports
-               else [1] for device in devices if not device.closed}  # fmt: skip
+    numbers = {
+        device.name: [port.number for port in device.ports if port.state in ("ACTIVE", "")] if device.ports else [1]
+        for device in devices
+        if not device.closed
+    }
     ports = [f"{name}:{number}" for name, active in numbers.items() for number in active]
     return f"; UCX_NET_DEVICES={','.join(ports)}" if ports else ""
 
@@ -125,14 +128,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--record", metavar="DIR", type=Path, help="write the files that were read to a new directory, for --root"
     )
     how.add_argument(
-        "--near", action="store_true",
+        "--near",
+        action="store_true",
         help="print which network cards are nearest to each GPU, and the UCX_NET_DEVICES that names them",
-    )  # fmt: skip
+    )
     how.add_argument("--output", metavar="FILE", type=Path, help="write JSON to a file")
     how.add_argument(
-        "--compare", metavar="DIR", type=Path, nargs="+",
+        "--compare",
+        metavar="DIR",
+        type=Path,
+        nargs="+",
         help="compare the trees of --record of ranks 0, 1, …, in this order",
-    )  # fmt: skip
+    )
     add_sources(facts)
     facts.set_defaults(run=_run)
 
@@ -146,8 +153,10 @@ def _run(arguments: argparse.Namespace) -> int:
     facts, _ = gathered(arguments, root)
     if arguments.record is not None:
         root.write(arguments.record, hider(os.environ))
-        print(f"{arguments.record}: {len(root.files)} files and {len(root.answers)} answers; "
-              f"judge it by `pytest-nixl doctor --root {arguments.record}`")  # fmt: skip
+        print(
+            f"{arguments.record}: {len(root.files)} files and {len(root.answers)} answers; "
+            f"judge it by `pytest-nixl doctor --root {arguments.record}`"
+        )
     elif arguments.near:
         for line in near_lines(facts):
             print(line)

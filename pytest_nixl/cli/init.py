@@ -44,11 +44,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Write a profile, a CI file, a Slurm job and a Kubernetes Job from the facts of this host. "
         "Run it on a node of the cluster. No file is overwritten. Change the lines that are marked with yours.",
     )
-    init.add_argument("directory", metavar="DIR", nargs="?", type=Path, default=Path("nixl"),
-                      help="where to write; it is created if it does not exist (default: nixl)")  # fmt: skip
+    init.add_argument(
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        type=Path,
+        default=Path("nixl"),
+        help="where to write; it is created if it does not exist (default: nixl)",
+    )
     init.add_argument("--ci", choices=CI_SYSTEMS, default=CI_SYSTEMS[0], help="the CI system (default: github)")
-    init.add_argument("--image", metavar="REF", default=PLACEHOLDER,
-                      help="the image to validate (default: a placeholder)")  # fmt: skip
+    init.add_argument(
+        "--image", metavar="REF", default=PLACEHOLDER, help="the image to validate (default: a placeholder)"
+    )
     init.add_argument("--nodes", metavar="N", default="2", help="the number of nodes of a run (default: 2)")
     init.add_argument("--root", metavar="DIR", help="read the node from a tree of `pytest-nixl facts --record DIR`")
     init.set_defaults(run=_run)
@@ -97,12 +104,16 @@ def _run(arguments: argparse.Namespace) -> int:
     for name, meaning in zip(names, meanings, strict=True):
         print(f"{folder / name}: {meaning}")
     print(f"next: grep -n yours {shlex.join(str(folder / name) for name in names[1:])}")
-    print(f"then: pytest-nixl profile show {shlex.quote(str(folder / 'profile.toml'))}, and the commands at the top of "
-          f"{folder / 'pytest-nixl.sbatch'} or {folder / 'indexed-job.yaml'}")  # fmt: skip
+    print(
+        f"then: pytest-nixl profile show {shlex.quote(str(folder / 'profile.toml'))}, and the commands at the top of "
+        f"{folder / 'pytest-nixl.sbatch'} or {folder / 'indexed-job.yaml'}"
+    )
     if reason := cards_undescribed(cluster.facts):
         lacks = "says nothing of network cards" if cluster.facts.gpu.gpus else "has no [machine]"
-        print(f"the profile {lacks}, because {reason}: a device that is lost later is not noticed. On nodes that "
-              "should have RDMA devices, run init on one that has them all, or write [machine] by hand")  # fmt: skip
+        print(
+            f"the profile {lacks}, because {reason}: a device that is lost later is not noticed. On nodes that "
+            "should have RDMA devices, run init on one that has them all, or write [machine] by hand"
+        )
     return 0
 
 

@@ -72,9 +72,24 @@ _COLOUR = re.compile(rb"(?:\x1b|\^\[|#033|\\+(?:u001b|x1b|033|e))?\[[0-9;]*m|\x1
 _ESCAPE = re.compile(
     rb"\\+u00([0-7][0-9a-f])|\\+([\"'/_*\[\]<>#|`nrt])|&(lt|gt|amp|quot|nbsp|apos|#x?\d+);|\xe2\x80([\x98-\x9d])|\xc2\xa0"
 )
-_ESCAPED = {b"n": b" ", b"r": b" ", b"t": b" ", b"nbsp": b" ", b"lt": b"<", b"gt": b">", b"amp": b"&", b"quot": b'"',
-            b"#34": b'"', b"apos": b"'", b"#39": b"'", b"#x27": b"'",
-            b"\x98": b"'", b"\x99": b"'", b"\x9c": b'"', b"\x9d": b'"'}  # fmt: skip
+_ESCAPED = {
+    b"n": b" ",
+    b"r": b" ",
+    b"t": b" ",
+    b"nbsp": b" ",
+    b"lt": b"<",
+    b"gt": b">",
+    b"amp": b"&",
+    b"quot": b'"',
+    b"#34": b'"',
+    b"apos": b"'",
+    b"#39": b"'",
+    b"#x27": b"'",
+    b"\x98": b"'",
+    b"\x99": b"'",
+    b"\x9c": b'"',
+    b"\x9d": b'"',
+}
 #: Turns all bytes but those of words into spaces.
 _TO_WORDS = bytes(code if bytes([code]).isalnum() else 0x20 for code in range(256))
 

@@ -37,9 +37,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     learned.add_argument("runs", metavar="RUN.json", type=Path, nargs="+", help=RUNS_FORM)
     learned.add_argument("--name", required=True, help="the name of the new profile")
     learned.add_argument(
-        "--like", metavar="NAME|FILE",
+        "--like",
+        metavar="NAME|FILE",
         help="a profile whose [machine] and required checks the new one has, too, such as that of `pytest-nixl init`",
-    )  # fmt: skip
+    )
     learned.add_argument("--output", metavar="FILE", type=Path, required=True, help="a new file")
     learned.set_defaults(run=_learn)
 

@@ -31,8 +31,15 @@ _HUGE = 5120 * MIB
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: The form of an instance type of a cloud, as its nodes are labelled and their firmware reports it.
 _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
-_REQUIRED = ("nixl-loads", "backend-loads", "etcd-answers", "metadata-by-etcd", "metadata-by-side-channel",
-             "endpoints-well-formed", "bandwidth")  # fmt: skip
+_REQUIRED = (
+    "nixl-loads",
+    "backend-loads",
+    "etcd-answers",
+    "metadata-by-etcd",
+    "metadata-by-side-channel",
+    "endpoints-well-formed",
+    "bandwidth",
+)
 _REQUIRED_RDMA = ("plugin-libraries", "memlock", "rdma-devices", "rdma-ports", "uverbs-open")
 _REQUIRED_GPU = ("gpus", "gpu-driver")
 #: The line rate that is assumed for a card that does not report its own, in bytes per second: 1 Gb/s.

@@ -52,9 +52,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--max-transfer-us", metavar="N", type=_bound, help="the longest mean time of a transfer, in microseconds"
     )
     telemetry.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, default=_TIMEOUT,
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=_TIMEOUT,
         help=f"the deadline of the whole answer (default: {_TIMEOUT:g})",
-    )  # fmt: skip
+    )
     telemetry.add_argument("--gate", action="store_true", help="also fail bounded values that are unknown")
     telemetry.add_argument("--json", action="store_true", help="print JSON")
     telemetry.set_defaults(run=_run)

@@ -56,8 +56,14 @@ class _Launcher:
 
 # Only a Slurm step sets SLURM_STEP_NUM_TASKS. In a batch script without a step, SLURM_PROCID is 0 and SLURM_NTASKS may
 # be more than one.
-_SLURM = _Launcher("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-                   ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), needs=("SLURM_STEP_NUM_TASKS",))  # fmt: skip
+_SLURM = _Launcher(
+    "Slurm",
+    "SLURM_PROCID",
+    ("SLURM_STEP_NUM_TASKS",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
+    needs=("SLURM_STEP_NUM_TASKS",),
+)
 _OPEN_MPI = _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("PMIX_NAMESPACE",))
 _PMI = _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_JOBID",))
 _LAUNCHERS = (

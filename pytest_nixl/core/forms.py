@@ -18,7 +18,16 @@ ENDPOINTS_FORM = "URL[,URL] where URL is http://HOST:PORT or https://HOST:PORT, 
 MEMORY_FORM = "INITIATOR:TARGET with DRAM or VRAM, and FILE or OBJ as the target of a storage backend"
 
 KV_MODEL_NAMES = (
-    "generic", "llama-3-8b", "llama-3-70b", "qwen3-8b", "qwen3-14b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-235b-a22b",
-    "deepseek-r1", "gpt-oss-20b", "gpt-oss-120b",
-)  # fmt: skip
+    "generic",
+    "llama-3-8b",
+    "llama-3-70b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-32b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "deepseek-r1",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+)
 KV_MODEL_FORM = f"{', '.join(KV_MODEL_NAMES)}, or the path of a Hugging Face config.json"

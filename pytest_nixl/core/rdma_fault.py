@@ -163,9 +163,10 @@ def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str,
 def _nvidia_gpus(sys: Path) -> dict[str, str]:
     """Return the PCI address of each GPU of NVIDIA, and its path."""
     return {
-        path.name: str(path.resolve()) for path in (sys / "bus/pci/devices").glob("*")
+        path.name: str(path.resolve())
+        for path in (sys / "bus/pci/devices").glob("*")
         if _read(path / "vendor") == "0x10de" and _read(path / "class").startswith(("0x0302", "0x0300"))
-    }  # fmt: skip
+    }
 
 
 def _one_bridge(first: str, second: str) -> bool:

@@ -93,9 +93,26 @@ _SHAPES = tuple(
 )
 #: A text without any of these has no such shape, and need not be searched for all of them.
 _STEMS = (
-    "pass", "token", "secret", "jwt", "key", "sig", "x-amz-", "cred", "webhook", "auth", "bearer", "pwd",
-    "pw", "dsn", "cookie", "basic", "-u", "--user", "--proxy-user",
-)  # fmt: skip
+    "pass",
+    "token",
+    "secret",
+    "jwt",
+    "key",
+    "sig",
+    "x-amz-",
+    "cred",
+    "webhook",
+    "auth",
+    "bearer",
+    "pwd",
+    "pw",
+    "dsn",
+    "cookie",
+    "basic",
+    "-u",
+    "--user",
+    "--proxy-user",
+)
 #: Secrets that need no name, because their issuers begin them all alike, by that beginning. A private key ends with its
 #: own last line, or where its text is cut off.
 _ISSUED: Mapping[str, str] = {

@@ -15,14 +15,31 @@ from pytest_nixl.core.forms import BLOCKS_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _SIZES = {
-    "": 1, "b": 1,
-    "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "k": KIB,
+    "kib": KIB,
+    "m": MIB,
+    "mib": MIB,
+    "g": GIB,
+    "gib": GIB,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 _RATES = {
-    "GB/s": 1e9, "MB/s": 1e6, "KB/s": 1e3, "B/s": 1.0, "GiB/s": float(GIB), "MiB/s": float(MIB),
-    "Tb/s": 1e12 / 8, "Gb/s": 1e9 / 8, "Mb/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Mbit/s": 1e6 / 8,
-}  # fmt: skip
+    "GB/s": 1e9,
+    "MB/s": 1e6,
+    "KB/s": 1e3,
+    "B/s": 1.0,
+    "GiB/s": float(GIB),
+    "MiB/s": float(MIB),
+    "Tb/s": 1e12 / 8,
+    "Gb/s": 1e9 / 8,
+    "Mb/s": 1e6 / 8,
+    "Gbit/s": 1e9 / 8,
+    "Mbit/s": 1e6 / 8,
+}
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 # The number of digits is limited so that every number is finite. Both Unicode micro signs are accepted.

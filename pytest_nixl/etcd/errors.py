@@ -21,8 +21,15 @@ from pytest_nixl.etcd.endpoints import Endpoint
 PROBE_TIMEOUT = 1.0
 
 _CN = "CommonName of client sending a request against gateway"
-_CERTIFICATE_ALERTS = ("BAD_CERTIFICATE", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "UNSUPPORTED_CERTIFICATE",
-                       "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "CERTIFICATE_REVOKED")  # fmt: skip
+_CERTIFICATE_ALERTS = (
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_REQUIRED",
+    "UNKNOWN_CA",
+    "UNSUPPORTED_CERTIFICATE",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_UNKNOWN",
+    "CERTIFICATE_REVOKED",
+)
 #: OpenSSL's codes of a certificate that is not valid yet, or no longer.
 _OF_THE_CLOCK = (9, 10)
 _UNREADABLE_FILES = ("PEM lib", "NO_CERTIFICATE_OR_CRL_FOUND", "KEY_VALUES_MISMATCH", "NO_START_LINE")

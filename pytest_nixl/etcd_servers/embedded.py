@@ -140,8 +140,18 @@ class EmbeddedServer:
         for attempt in range(PORT_TRIES):
             name = f"etcd-{secrets.token_hex(4)}"
             client_port, peer_port = free_ports(2)
-            server = cls(supervisor, program, version, name, port or client_port, peer_port, pid=0, host=host,
-                         reached_at=reached_at, credentials=credentials or Credentials())  # fmt: skip
+            server = cls(
+                supervisor,
+                program,
+                version,
+                name,
+                port or client_port,
+                peer_port,
+                pid=0,
+                host=host,
+                reached_at=reached_at,
+                credentials=credentials or Credentials(),
+            )
             try:
                 server._run(flags)
             except EtcdError as error:

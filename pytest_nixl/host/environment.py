@@ -96,8 +96,11 @@ def read_ucx_files(root: FactsRoot, environ: Mapping[str, str], libraries: Seque
 
     def ask() -> dict[str, list[str]]:
         files = {os.path.realpath(f"{folder}/ucx.conf") for folder in folders if folder}
-        settings = {file: re.findall(r"^[ \t]*(UCX_\w+=.*?)[ \t]*$", text, re.MULTILINE)
-                    for file in sorted(files) if (text := FactsRoot().read(file))}  # fmt: skip
+        settings = {
+            file: re.findall(r"^[ \t]*(UCX_\w+=.*?)[ \t]*$", text, re.MULTILINE)
+            for file in sorted(files)
+            if (text := FactsRoot().read(file))
+        }
         return {file: listed for file, listed in settings.items() if listed}
 
     return {file: tuple(listed) for file, listed in root.ask("ucx_files", ask).items() if file != "why"}

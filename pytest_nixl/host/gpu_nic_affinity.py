@@ -89,8 +89,12 @@ class Topology:
         """Return the nearest network cards of each GPU."""
         nearest = [nearest_to(gpu, self.nics) for gpu in self.gpus]
         near = {gpu.name: tuple(nic.name for nic in nics) for gpu, (nics, _) in zip(self.gpus, nearest, strict=True)}
-        shares = share({gpu.name: () if how in NOT_NEAR else near[gpu.name]
-                        for gpu, (_, how) in zip(self.gpus, nearest, strict=True)})  # fmt: skip
+        shares = share(
+            {
+                gpu.name: () if how in NOT_NEAR else near[gpu.name]
+                for gpu, (_, how) in zip(self.gpus, nearest, strict=True)
+            }
+        )
         return tuple(
             GpuNics(int(gpu.name), near[gpu.name], how, shares[gpu.name])
             for gpu, (_, how) in zip(self.gpus, nearest, strict=True)

@@ -106,9 +106,10 @@ def _read(folder: Path, sys: Path) -> LiveNixl | None:
     opened = sorted({match[1] for link in links if (match := _DEVICE.match(link))})
     assignments = (assignment.partition("=") for assignment in environ)
     variables = {
-        name: printable(shown(name, value)[:_MOST_VALUE]) for name, sign, value in assignments
+        name: printable(shown(name, value)[:_MOST_VALUE])
+        for name, sign, value in assignments
         if sign and _VARIABLE.fullmatch(name)
-    }  # fmt: skip
+    }
     return LiveNixl(
         int(folder.name),
         command_of(folder),

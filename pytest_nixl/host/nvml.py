@@ -112,8 +112,9 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
     )
     ecc, persistence = ask(nvml.nvmlDeviceGetEccMode, handle), ask(nvml.nvmlDeviceGetPersistenceMode, handle)
     capability, mig = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle), ask(nvml.nvmlDeviceGetMigMode, handle)
-    uncorrected = ask(nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                      nvml.NVML_VOLATILE_ECC)  # fmt: skip
+    uncorrected = ask(
+        nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    )
     links = [ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
     return {
         "index": index,

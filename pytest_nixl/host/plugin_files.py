@@ -184,8 +184,10 @@ class PluginLoading:
         answers = {answer["path"]: answer for answer in map(json.loads, lines.splitlines())}
         ended = f"it was not tried: the loading program ended with code {self._process.returncode}"
         results = [answers.get(path, {"path": path, "error": ended, "missing": []}) for path in self._paths]
-        lacking = {path: [lack["soname"] for lack in missing if not lack["versions"]]
-                   for path, missing in ((result["path"], result["missing"]) for result in results)}  # fmt: skip
+        lacking = {
+            path: [lack["soname"] for lack in missing if not lack["versions"]]
+            for path, missing in ((result["path"], result["missing"]) for result in results)
+        }
         remedy_of = remedies(soname for sonames in lacking.values() for soname in sonames)
         return [
             {

@@ -148,9 +148,11 @@ def _port(root: FactsRoot, folder: str, number: str) -> Port:
         if gid.strip("0:"):
             gids[index] = gid
     errors = {
-        name: count for folder, names in _ERRORS.items() for name in names
+        name: count
+        for folder, names in _ERRORS.items()
+        for name in names
         if (count := root.number(f"{place}/{folder}/{name}")) is not None
-    }  # fmt: skip
+    }
     interfaces = [root.read(f"{place}/gid_attrs/ndevs/{index}") for index in gids]
     return Port(
         number=int(number) if number.isdecimal() else 0,

@@ -349,9 +349,14 @@ def _ask_nixlbench(requested: str) -> dict[str, str]:
         return {"why": "nixlbench is not on PATH"}
     try:
         done = subprocess.run(
-            [path, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20,
+            [path, "--help"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
             check=False,
-        )  # fmt: skip
+        )
     except OSError as error:
         return {"path": path, "fault": error.strerror or str(error)}
     except subprocess.TimeoutExpired:

@@ -225,6 +225,8 @@ def _large(values: Sequence[float], places: Sequence[int]) -> list[Step]:
 
 def _weak(step: Step, before: Sequence[float], after: Sequence[float]) -> bool:
     middle = math.sqrt(step.before * step.after)
-    shares = [sum((value > middle) == (level > middle) for value in part)
-           for part, level in ((before, step.before), (after, step.after))]  # fmt: skip
+    shares = [
+        sum((value > middle) == (level > middle) for value in part)
+        for part, level in ((before, step.before), (after, step.after))
+    ]
     return abs(math.log(step.ratio)) < -math.log(1 - LEAST_CHANGE) or min(shares) < FEWEST_RUNS

@@ -295,8 +295,9 @@ def _machine(table: ProfileTable) -> Machine:
 
 
 def _reference(table: ProfileTable, machine: Machine | None) -> ReferenceRun:
-    table.allow("backend", "op", "memory", "blocks", "bandwidth", "p50", "p99", "latency", "plausible",
-                "note", "source")  # fmt: skip
+    table.allow(
+        "backend", "op", "memory", "blocks", "bandwidth", "p50", "p99", "latency", "plausible", "note", "source"
+    )
     item = ReferenceRun(
         source=table.text("source", "a text that names the document and quotes it", filled, mandatory=True) or "",
         note=table.text("note", "a text", filled) or "",
@@ -340,8 +341,23 @@ def _check_line_rate(table: ProfileTable, item: Expectation, machine: Machine) -
 
 
 def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
-    table.allow("backend", "op", "memory", "blocks", "batch", "depth", "notify", "pages", "floor", "ceiling", "p50",
-                "p99", "transports", "raw", "source")  # fmt: skip
+    table.allow(
+        "backend",
+        "op",
+        "memory",
+        "blocks",
+        "batch",
+        "depth",
+        "notify",
+        "pages",
+        "floor",
+        "ceiling",
+        "p50",
+        "p99",
+        "transports",
+        "raw",
+        "source",
+    )
     notify = table.texts("notify", f"{EACH} or {LAST}", one_of(EACH, LAST))
     item = Expectation(
         source=table.text("source", SOURCE_FORM, filled, mandatory=True) or "",

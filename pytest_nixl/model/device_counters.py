@@ -171,21 +171,45 @@ def _count(first: CountedDevice, last: CountedDevice, sources: Iterable[tuple[st
 
 
 #: Counters that grow if a packet did not arrive.
-LOSS = frozenset({
-    "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated",  # mlx5
-    "out_of_seq_request", "rcvd_seq_err",  # rxe
-    "oos_drop_count", "seq_err_naks_rcvd", "to_retransmits",  # bnxt_re
-})  # fmt: skip
+LOSS = frozenset(
+    {
+        "packet_seq_err",
+        "implied_nak_seq_err",
+        "local_ack_timeout_err",
+        "rx_icrc_encapsulated",  # mlx5
+        "out_of_seq_request",
+        "rcvd_seq_err",  # rxe
+        "oos_drop_count",
+        "seq_err_naks_rcvd",
+        "to_retransmits",  # bnxt_re
+    }
+)
 #: Counters that also grow without a loss: if a receiver or a timer of soft-RoCE is late, or if packets take several
 #: paths (adaptive routing: ``out_of_sequence``; EFA: the last three). They are recorded and not judged.
-RETRIED = frozenset({
-    "out_of_sequence",
-    "rnr_nak_retry_err", "rcvd_rnr_err", "rnr_naks_rcvd", "completer_retry_err", "duplicate_request", "dup_req",
-    "retrans_pkts", "retrans_timeout_events", "rx_drops",
-})  # fmt: skip
-_PACKETS = frozenset({
-    "port_xmit_packets", "port_rcv_packets", "sent_pkts", "rcvd_pkts", "tx_pkts", "rx_pkts",
-})  # fmt: skip
+RETRIED = frozenset(
+    {
+        "out_of_sequence",
+        "rnr_nak_retry_err",
+        "rcvd_rnr_err",
+        "rnr_naks_rcvd",
+        "completer_retry_err",
+        "duplicate_request",
+        "dup_req",
+        "retrans_pkts",
+        "retrans_timeout_events",
+        "rx_drops",
+    }
+)
+_PACKETS = frozenset(
+    {
+        "port_xmit_packets",
+        "port_rcv_packets",
+        "sent_pkts",
+        "rcvd_pkts",
+        "tx_pkts",
+        "rx_pkts",
+    }
+)
 #: The most payload of a packet in bytes.
 _MTU = 4096
 #: The least share of a device's packets, and the fewest, that count as a loss. Soft-RoCE without a loss counted none in
@@ -227,9 +251,10 @@ def read_loss_counters(root: Path = Path("/sys")) -> list[tuple[str, str, int]]:
     devices = read_sysfs(root, only=LOSS | RETRIED | _PACKETS)
     return [
         (name, counter, value)
-        for name, device in devices.items() if device.kind != "net"
+        for name, device in devices.items()
+        if device.kind != "net"
         for counter, value in device.values.items()
-    ]  # fmt: skip
+    ]
 
 
 def lossy_devices(

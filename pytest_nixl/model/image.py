@@ -42,8 +42,11 @@ NOTHING_WANTED = ImageRequirements()
 
 VERSION_FORM = 'a version or its first numbers ("1.5"), or bounds (">=1.18, <2")'
 _OPERATORS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
-}  # fmt: skip
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _BOUND = re.compile(r"(>=|<=|>|<|)\s*(\d+(?:\.\d+)*)")
 
 

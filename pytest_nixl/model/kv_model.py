@@ -29,9 +29,14 @@ KV_DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
 #: The data type of a KV cache by the data type of the weights. A config without one means float32, and vLLM converts
 #: float32 weights to 16 bits (``_resolve_auto_dtype`` in its ``vllm/config/model.py``).
 _OF_WEIGHTS = {
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "bf16", "float": "bf16",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
-}  # fmt: skip
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "bf16",
+    "float": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
 
 #: Maximum size of a ``config.json`` in bytes. Those of the models below have less than 5000.
 MOST_CONFIG_BYTES = 1 << 20
@@ -43,10 +48,22 @@ _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "atten
 #: with an index (DeepSeek-V3.2), layers without attention (Qwen3-Next, Jamba, Nemotron-H), layers that share or
 #: compress their K and V (Gemma 3n, DeepSeek-V4), and other spellings of the number of heads (Falcon, ChatGLM).
 _UNSUPPORTED = (
-    "index_topk", "full_attention_interval", "attn_layer_period", "attn_type_list", "hybrid_override_pattern",
-    "layers_block_type", "linear_attn_config", "block_configs", "num_kv_shared_layers", "compress_ratios",
-    "cross_attention_layers", "multi_query", "num_kv_heads", "n_head_kv", "multi_query_group_num",
-)  # fmt: skip
+    "index_topk",
+    "full_attention_interval",
+    "attn_layer_period",
+    "attn_type_list",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "linear_attn_config",
+    "block_configs",
+    "num_kv_shared_layers",
+    "compress_ratios",
+    "cross_attention_layers",
+    "multi_query",
+    "num_kv_heads",
+    "n_head_kv",
+    "multi_query_group_num",
+)
 
 
 def _optional(most: int) -> OneOf:

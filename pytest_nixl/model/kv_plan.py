@@ -60,9 +60,14 @@ class KvPlan:
 
     @classmethod
     def of(
-        cls, model: KvModel, *, tokens: int, tp: tuple[int, int] = (1, 1), block_tokens: int = 16,
+        cls,
+        model: KvModel,
+        *,
+        tokens: int,
+        tp: tuple[int, int] = (1, 1),
+        block_tokens: int = 16,
         dtype: str | None = None,
-    ) -> KvPlan:  # fmt: skip
+    ) -> KvPlan:
         """Return the plan of one request.
 
         :param tokens: number of tokens of the request.

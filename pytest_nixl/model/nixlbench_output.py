@@ -18,19 +18,45 @@ from pytest_nixl.model.row_key import RowKey
 LARGE_BLOCK = MIB
 
 #: Backends whose target is storage and not memory of a rank, although nixlbench prints a segment type.
-STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",
-           "AZURE_BLOB": "OBJ", "INFINIA": "OBJ"}  # fmt: skip
+STORAGE = {
+    "GDS": "FILE",
+    "GDS_MT": "FILE",
+    "POSIX": "FILE",
+    "HF3FS": "FILE",
+    "GUSLI": "BLK",
+    "OBJ": "OBJ",
+    "AZURE_BLOB": "OBJ",
+    "INFINIA": "OBJ",
+}
 
 #: How far the printed bandwidth and ``Avg Lat.`` may differ, and by how many seconds the latter is rounded.
 _TENFOLD, _ROUNDED = 10, 0.05e-6
 
 #: What nixlbench prints above each table, by flag. Without one of these the configuration is incomplete.
 _ALWAYS_PRINTED = (
-    "runtime_type", "worker_type", "backend", "enable_pt", "device_list", "initiator_seg_type",
-    "target_seg_type", "scheme", "mode", "op_type", "check_consistency", "total_buffer_size",
-    "num_initiator_dev", "num_target_dev", "start_block_size", "max_block_size", "start_batch_size",
-    "max_batch_size", "num_iter", "warmup_iter", "large_blk_iter_ftr", "num_threads",
-)  # fmt: skip
+    "runtime_type",
+    "worker_type",
+    "backend",
+    "enable_pt",
+    "device_list",
+    "initiator_seg_type",
+    "target_seg_type",
+    "scheme",
+    "mode",
+    "op_type",
+    "check_consistency",
+    "total_buffer_size",
+    "num_initiator_dev",
+    "num_target_dev",
+    "start_block_size",
+    "max_block_size",
+    "start_batch_size",
+    "max_batch_size",
+    "num_iter",
+    "warmup_iter",
+    "large_blk_iter_ftr",
+    "num_threads",
+)
 #: The first and the last block and batch of a table.
 _SWEEP = ("start_block_size", "max_block_size", "start_batch_size", "max_batch_size")
 #: What releases since May 2026 also print; older ones print none of these.

@@ -93,9 +93,19 @@ class RowSummary:
         p50, p90, p99, p999 = (latencies.get(name, math.nan) for name in PERCENTILES)
         cores, waits = (figures if len(figures) == len(values) else () for figures in (contention, gpu_waits))
         return cls(
-            median(values), p50, p99, transfers, floor, ceiling, transports, values, p90, p999,
-            contention=cores, gpu_waits=waits,
-        )  # fmt: skip
+            median(values),
+            p50,
+            p99,
+            transfers,
+            floor,
+            ceiling,
+            transports,
+            values,
+            p90,
+            p999,
+            contention=cores,
+            gpu_waits=waits,
+        )
 
     @property
     def undisturbed(self) -> tuple[float, ...]:

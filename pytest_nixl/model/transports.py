@@ -27,8 +27,13 @@ NETWORK = RDMA | EFA | TCP
 WITHIN_A_HOST = SHARED_MEMORY | {"cuda_copy", "cuda_ipc", "rocm_ipc", "self"}
 
 #: UCX's names for groups of its transports, with what they contain.
-_GROUPS = {"shm": SHARED_MEMORY, "sm": SHARED_MEMORY, "mm": SHARED_MEMORY - {"cma", "knem"}, "ib": RDMA | EFA,
-           "cuda": CUDA}  # fmt: skip
+_GROUPS = {
+    "shm": SHARED_MEMORY,
+    "sm": SHARED_MEMORY,
+    "mm": SHARED_MEMORY - {"cma", "knem"},
+    "ib": RDMA | EFA,
+    "cuda": CUDA,
+}
 #: The names that UCX_TLS may have: transports and groups of them. Those of EFA are some of RDMA's.
 UCX_OF_EFA = _UD | _EFA | {"ib"}
 UCX_OF_RDMA = UCX_OF_EFA | _UCX_RDMA | {"gga", "gga_mlx5"}

@@ -186,9 +186,10 @@ class RunningProgram:
         detail = "its last lines:\n" + "\n".join(f"  | {line}" for line in lines) if lines else "it wrote nothing"
         command = " ".join(self.argv)
         return ToolError(
-            f"{self.tool.where} {fault}", remedy or f"read its last lines below, or run it there by hand: {command}",
+            f"{self.tool.where} {fault}",
+            remedy or f"read its last lines below, or run it there by hand: {command}",
             detail,
-        )  # fmt: skip
+        )
 
     def _look(self, timeout: float) -> None:
         while self._code is None:

@@ -207,9 +207,13 @@ def execute(channel: socket.socket, log: IO[bytes], environment: Mapping[str, st
     """
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), str(channel.fileno())],
-        pass_fds=[channel.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        env=dict(environment), start_new_session=True,
-    )  # fmt: skip
+        pass_fds=[channel.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        start_new_session=True,
+    )
 
 
 _current: WorkerParent | None = None

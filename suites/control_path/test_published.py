@@ -65,8 +65,9 @@ def _publish_and_find(namespace: Namespace, backend: str, count: int) -> Figure:
                 f"{namespace.seconds:g} s, for example of {missing[0]}; NIXL wrote: {complaint(first) or 'nothing'}",
                 "check NIXL_ETCD_ENDPOINTS with `pytest-nixl endpoint URL`, and run suites/metadata",
             )
-    return Figure.of("publish-to-found", sorted(times)[len(times) // 2], {"backend": backend, "agents": count},
-                     tuple(times))  # fmt: skip
+    return Figure.of(
+        "publish-to-found", sorted(times)[len(times) // 2], {"backend": backend, "agents": count}, tuple(times)
+    )
 
 
 @pytest.mark.nixl_check("metadata-fits-etcd")

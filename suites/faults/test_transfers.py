@@ -168,9 +168,13 @@ def _fail_silence(finding: FindingFixture, verdict: Decide, id: str, outcomes: S
 
 
 def _conclude(
-    finding: FindingFixture, verdict: Decide, id: str, occurs: bool, outcomes: Sequence[FaultOutcome],
+    finding: FindingFixture,
+    verdict: Decide,
+    id: str,
+    occurs: bool,
+    outcomes: Sequence[FaultOutcome],
     other_outcomes: Sequence[FaultOutcome] = (),
-) -> None:  # fmt: skip
+) -> None:
     """End with the finding, or with the failure of whatever else is wrong."""
     other = judge_faults(other_outcomes or outcomes)
     if other.verdict.value == "FAIL":

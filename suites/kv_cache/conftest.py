@@ -61,9 +61,18 @@ def _kinds(run: Run, methods: Iterable[str]) -> Iterator[KvRequestKind]:
         devices = settings.devices if memory.on_gpu else None
         variant = agent.variant(backend, BACKENDS[backend].PLUGIN)
         yield KvRequestKind(
-            backend, op, memory, ranks, method, settings.kv_plan, devices, settings.kv_requests, settings.kv_rate,
-            variant, agent,
-        )  # fmt: skip
+            backend,
+            op,
+            memory,
+            ranks,
+            method,
+            settings.kv_plan,
+            devices,
+            settings.kv_requests,
+            settings.kv_rate,
+            variant,
+            agent,
+        )
 
 
 @pytest.fixture(scope="session")

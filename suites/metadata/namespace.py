@@ -147,9 +147,13 @@ class Namespace:
         )
 
     def await_watch(
-        self, proxy_client: ProxyClient, finder: NixlAgent, owner: NixlAgent, label: str = "",
+        self,
+        proxy_client: ProxyClient,
+        finder: NixlAgent,
+        owner: NixlAgent,
+        label: str = "",
         purpose: str = "so as to hear when it is withdrawn",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Wait until etcd has confirmed that an agent watches a key of another agent, by default its anchor.
 
         The watch begins a moment after the metadata is loaded. The agent never learns of a removal in that moment.

@@ -23,9 +23,12 @@ def test_each_transfer_goes_by_the_backend_that_was_chosen(
         environment |= BACKENDS[name].environment(os.environ)
     with Agents(nixl_cluster.hosts[0], nixl_settings) as agents:
         initiator, target = agents.start_each(
-            ["initiator", "target"], backends=backends[:-1], environment=environment, hosts=nixl_cluster.hosts[:2],
+            ["initiator", "target"],
+            backends=backends[:-1],
+            environment=environment,
+            hosts=nixl_cluster.hosts[:2],
             progress_thread=None,
-        )  # fmt: skip
+        )
         add_storage(initiator)
         uses = use_each(initiator, target, backends, directory=nixl_settings.file_dir, seconds=nixl_settings.timeout)
     judged = judge_uses(uses)

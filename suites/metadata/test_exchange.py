@@ -51,19 +51,28 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
 
     caller.send_local_metadata(LOOPBACK, port)
     with caller.polled():
-        wait_until(lambda: knows(listener, caller, source),
-                   f"{listener.name} to load the metadata that arrived at port {port}",
-                   seconds=seconds, remedy=remedy)  # fmt: skip
+        wait_until(
+            lambda: knows(listener, caller, source),
+            f"{listener.name} to load the metadata that arrived at port {port}",
+            seconds=seconds,
+            remedy=remedy,
+        )
     caller.fetch_remote_metadata(listener.name, LOOPBACK, port)
     with listener.polled():
-        wait_until(lambda: knows(caller, listener, target),
-                   f"{caller.name} to load the metadata that it fetched from port {port}",
-                   seconds=seconds, remedy=remedy)  # fmt: skip
+        wait_until(
+            lambda: knows(caller, listener, target),
+            f"{caller.name} to load the metadata that it fetched from port {port}",
+            seconds=seconds,
+            remedy=remedy,
+        )
     write_and_compare(caller, listener, target, seconds)
     caller.invalidate_local_metadata(LOOPBACK, port)
-    wait_until(lambda: not knows(listener, caller),
-               f"{listener.name} to forget {caller.name}, which removed its metadata",
-               seconds=seconds, remedy=remedy)  # fmt: skip
+    wait_until(
+        lambda: not knows(listener, caller),
+        f"{listener.name} to forget {caller.name}, which removed its metadata",
+        seconds=seconds,
+        remedy=remedy,
+    )
 
 
 @pytest.mark.nixl_check("metadata-in-parts-by-etcd")

@@ -90,8 +90,10 @@ Measure = Callable[[NicPair], NicRow]
 
 def nic_pairs(initiators: Sequence[Nic], targets: Sequence[Nic]) -> list[NicPair]:
     """Return pairs with every device of two hosts, by their order; devices of the shorter list are used again."""
-    return [NicPair(initiators[number % len(initiators)], targets[number % len(targets)])
-            for number in range(max(len(initiators), len(targets)))]  # fmt: skip
+    return [
+        NicPair(initiators[number % len(initiators)], targets[number % len(targets)])
+        for number in range(max(len(initiators), len(targets)))
+    ]
 
 
 class NicTrial:
@@ -127,8 +129,11 @@ class NicTrial:
                 "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device",
             )
         sentences = [self._name_broken(pair, row, self._best(rows, pair)) for pair, row in broken.items()]
-        sentences += [sentence for op in next(row.rates for row in rows.values() if row.rates)
-                 for sentence in self._slow(op, rows)]  # fmt: skip
+        sentences += [
+            sentence
+            for op in next(row.rates for row in rows.values() if row.rates)
+            for sentence in self._slow(op, rows)
+        ]
         if not sentences:
             return Judgement(Verdict.PASS, self._rates(rows))
         bad = next(iter(broken), self._pairs[0])
@@ -155,8 +160,11 @@ class NicTrial:
 
     def _slow(self, op: str, rows: Mapping[NicPair, NicRow]) -> Iterator[str]:
         for pair, row in rows.items():
-            other_rates = {nic_pair: other.rates[op] for nic_pair, other in rows.items()
-                      if nic_pair is not pair and nic_pair.kind == pair.kind and op in other.rates}  # fmt: skip
+            other_rates = {
+                nic_pair: other.rates[op]
+                for nic_pair, other in rows.items()
+                if nic_pair is not pair and nic_pair.kind == pair.kind and op in other.rates
+            }
             if op not in row.rates or not other_rates or row.rates[op] >= STARVED * median(other_rates.values()):
                 continue
             middle = median_low(other_rates.values())
@@ -195,8 +203,10 @@ class NicTrial:
         for op in next(iter(rows.values())).rates:
             rates = {pair: row.rates[op] for pair, row in rows.items()}
             least, most = (how(rates, key=rates.__getitem__) for how in (min, max))
-            descriptions.append(f"{op} {gigabytes(rates[least])} ({least.initiator.device}) to "
-                        f"{gigabytes(rates[most])} GB/s ({most.initiator.device})")  # fmt: skip
+            descriptions.append(
+                f"{op} {gigabytes(rates[least])} ({least.initiator.device}) to "
+                f"{gigabytes(rates[most])} GB/s ({most.initiator.device})"
+            )
         return f"{self._label}, each of {len(rows)} RDMA devices alone: {', '.join(descriptions)}"
 
 
@@ -261,10 +271,15 @@ class _Rows:
         if max(map(len, self._nics.values())) < 2 or not all(self._nics.values()):
             raise NotApplicableError(f"{self._few()}{self.left_out()}")
         #: The ranks of each two hosts that are measured with each other. An odd host takes the one before it.
-        self.hosts = [(0, 0)] if self._one_host else [
-            (name, first[number + 1] if number + 1 < len(first) else first[number - 1])
-            for number, name in enumerate(first) if number % 2 == 0
-        ]  # fmt: skip
+        self.hosts = (
+            [(0, 0)]
+            if self._one_host
+            else [
+                (name, first[number + 1] if number + 1 < len(first) else first[number - 1])
+                for number, name in enumerate(first)
+                if number % 2 == 0
+            ]
+        )
 
     def left_out(self) -> str:
         """Return a clause about the devices that are not measured; empty: there are none."""
@@ -306,8 +321,11 @@ class _Rows:
         return nearest_gpus(ends)
 
     def _few(self) -> str:
-        hosts_with_few = [f"{nics[0].host} has {len(nics)} ({named(nic.device for nic in nics)})"
-                for nics in self._nics.values() if nics]  # fmt: skip
+        hosts_with_few = [
+            f"{nics[0].host} has {len(nics)} ({named(nic.device for nic in nics)})"
+            for nics in self._nics.values()
+            if nics
+        ]
         return "there are no two RDMA devices of a host to compare" + (
             f": {named(hosts_with_few)}" if hosts_with_few else ""
         )

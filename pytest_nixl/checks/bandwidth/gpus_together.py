@@ -88,10 +88,16 @@ def seats(gpus: Sequence[LinkGpu], gpu_facts: Sequence[GpuFacts], cards: Sequenc
     :param cards: the RDMA devices of the host.
     """
     places = {gpu.pci: gpu for gpu in gpu_facts if gpu.pci and gpu.path}
-    placed = [Placed(str(gpu.number), gpu.pci, places[gpu.pci].path, places[gpu.pci].numa)
-              for gpu in gpus if gpu.pci in places]  # fmt: skip
-    usable = [Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(cards)
-              if nic.active and nic.uverbs and not nic.closed and nic.path]  # fmt: skip
+    placed = [
+        Placed(str(gpu.number), gpu.pci, places[gpu.pci].path, places[gpu.pci].numa)
+        for gpu in gpus
+        if gpu.pci in places
+    ]
+    usable = [
+        Placed(nic.name, nic.pci, nic.path, nic.numa)
+        for nic in network_cards(cards)
+        if nic.active and nic.uverbs and not nic.closed and nic.path
+    ]
     near = {place.gpu: place for place in Topology(tuple(placed), tuple(usable)).nearest()}
     nodes = {int(place.name): place.node for place in placed}
     return [GpuEnd(gpu, near.get(gpu.number), nodes.get(gpu.number, "")) for gpu in gpus]
@@ -194,8 +200,10 @@ def measure_gpus(
     fault = corrupt(label, names, [*alone, *together])
     if fault is not None:
         return fault
-    lanes = [GpuPair(first, second, before.bandwidth, now.transports)
-             for (first, second), before, now in zip(seated, alone, together[-len(links) :], strict=True)]  # fmt: skip
+    lanes = [
+        GpuPair(first, second, before.bandwidth, now.transports)
+        for (first, second), before, now in zip(seated, alone, together[-len(links) :], strict=True)
+    ]
     return judge_gpus(label, block, lanes, summary, scaling, disturbance(together))
 
 
@@ -217,8 +225,10 @@ def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: L
             raise NotApplicableError(_few(min(ends, key=len)))
         # Cards in UCX_NET_DEVICES are used as given. LIBFABRIC itself chooses cards by their position on the PCI bus.
         named = backend != "UCX" or UCX_CARDS in os.environ
-        variables = [({}, {}) if named else (ends[0][pair.initiator].variables(), ends[1][pair.target].variables())
-                     for pair in devices]  # fmt: skip
+        variables = [
+            ({}, {}) if named else (ends[0][pair.initiator].variables(), ends[1][pair.target].variables())
+            for pair in devices
+        ]
         links = pairs.between_devices(backend, op, memory, devices, variables=variables)
         seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
         judgements.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))

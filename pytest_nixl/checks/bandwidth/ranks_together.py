@@ -109,10 +109,13 @@ def _without_culprit(results: Sequence[Result], ranks: int, sentences: Sequence[
     reason = "; ".join(("no pair of ranks has failed", *sentences))
     undecided = [key for key, result in rows if result.verdict is Verdict.INCONCLUSIVE]
     hidden = [
-        key for key, result in rows
-        if ranks > 2 and result.verdict is Verdict.NO_EXPECTATION
-        and result.summary is not None and not result.summary.undisturbed
-    ]  # fmt: skip
+        key
+        for key, result in rows
+        if ranks > 2
+        and result.verdict is Verdict.NO_EXPECTATION
+        and result.summary is not None
+        and not result.summary.undisturbed
+    ]
     if not undecided and len(hidden) <= len(rows) / 2:
         return Judgement(Verdict.PASS, reason)
     why = f"other processes took cores from {len(hidden)} of {len(rows)} rows"

@@ -196,11 +196,11 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
             break
     assigned = dict.fromkeys(match[1] or match[2] for match in _ASSIGNED.finditer(_without_comments(text)))
     return [
-        launch if launch.image else replace(
-            launch, environment={**{name: f"$({name})" for name in assigned}, **launch.environment}
-        )
+        launch
+        if launch.image
+        else replace(launch, environment={**{name: f"$({name})" for name in assigned}, **launch.environment})
         for launch in found or unread[:_MOST_LAUNCHES]
-    ]  # fmt: skip
+    ]
 
 
 def _without_keywords(command: Sequence[str]) -> Sequence[str]:

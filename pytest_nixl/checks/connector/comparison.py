@@ -137,8 +137,11 @@ def _side(source: ConfiguredEngine) -> EngineSide:
     misspelt = misspelt_variables(environment)
     names = sorted(name for name in environment if name.startswith(TRANSFER_VARIABLES) or name in misspelt)
     values["settings"] = FieldValue(", ".join(names), is_set=bool(names))
-    steering = [f"{setting.variable}={environment[setting.variable]}" for setting in SLOW_SETTINGS
-                if environment.get(setting.variable)]  # fmt: skip
+    steering = [
+        f"{setting.variable}={environment[setting.variable]}"
+        for setting in SLOW_SETTINGS
+        if environment.get(setting.variable)
+    ]
     absent = [name for name, reason in unknown_options(side).items() if reason]
     values["options"] = FieldValue(", ".join(absent), is_set=bool(absent), is_readable=source.launch.has_options)
     values["slow settings"] = FieldValue(", ".join(steering), is_set=bool(steering))
@@ -153,10 +156,13 @@ def _on_one_host(prefill: EngineSide, decode: EngineSide) -> bool:
     if _may_share_host(prefill) and _may_share_host(decode) and _differ(prefill, decode):
         return True
     return all(
-        host.is_set and host.is_known and host.text == hosts[0].text and not is_loopback(host.text)
+        host.is_set
+        and host.is_known
+        and host.text == hosts[0].text
+        and not is_loopback(host.text)
         and not is_unspecified(host.text)
         for host in hosts
-    )  # fmt: skip
+    )
 
 
 def _may_share_host(side: EngineSide) -> bool:

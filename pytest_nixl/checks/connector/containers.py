@@ -354,8 +354,15 @@ def _of_ray(path: str, name: str, config: Mapping[str, Any]) -> ConfiguredEngine
     variables = runtime.get("env_vars") if isinstance(runtime, dict) else None
     environment = {str(key): _scalar(value) for key, value in variables.items()} if isinstance(variables, dict) else {}
     source = (model.get("model_source") or model.get("model_id")) if isinstance(model, dict) else ""
-    launch = Launch("vLLM", False, options_of(config["engine_kwargs"]), _scalar(source), environment,
-                    has_environment=bool(environment), launcher="Ray Serve")  # fmt: skip
+    launch = Launch(
+        "vLLM",
+        False,
+        options_of(config["engine_kwargs"]),
+        _scalar(source),
+        environment,
+        has_environment=bool(environment),
+        launcher="Ray Serve",
+    )
     return ConfiguredEngine(path, (name,), launch)
 
 

@@ -118,10 +118,12 @@ def json_option(source: ConfiguredEngine, option: str) -> dict[str, object]:
                 reason = f"typographic quotation mark {mark} (U+{ord(mark):04X})"
                 raise ValueError(f"{source.label}: the value of {option} is not a JSON object: it has the {reason}")
             reason = (
-                ": it is in quotes that no shell removes, so delete them" if quoted
-                else ": write \" around names and texts, and not '" if re.match(r"\{\s*'", text)
+                ": it is in quotes that no shell removes, so delete them"
+                if quoted
+                else ": write \" around names and texts, and not '"
+                if re.match(r"\{\s*'", text)
                 else ": expected {…} in quotes"
-            )  # fmt: skip
+            )
             raise ValueError(f"{source.label}: the value of {option} is not a JSON object{reason}")
         found = read
     for name, values in launch.options.items():

@@ -33,8 +33,9 @@ _KVBM_BACKEND = "DYN_KVBM_NIXL_BACKEND_"
 #: Names of models whose layers keep states of Mamba or of linear attention.
 _MAMBA = re.compile(
     r"mamba|jamba|nemotron-?h\b|nemotron-h-|nemotron-?(?:nano-|3-)|bamba|zamba|falcon-h1|granite-4.*-h-|qwen3-next|"
-    r"qwen3\.[56]|kimi-linear|lfm2|minimax-text", re.IGNORECASE
-)  # fmt: skip
+    r"qwen3\.[56]|kimi-linear|lfm2|minimax-text",
+    re.IGNORECASE,
+)
 
 
 def vllm_tp(pair: SidePair, field: str) -> Mismatch | None:
@@ -77,8 +78,9 @@ def vllm_layout(pair: SidePair, field: str) -> Mismatch | None:
     prefill, decode = (_layout(value.text) for value in pair.values(field))
     for value in pair.values(field):
         if value.is_known and _layout(value.text) not in _LAYOUT_NAMES:
-            return Mismatch(f"vLLM ends at its start, because it has no layout {value.text}",
-                            "write HND on both sides, or unset it")  # fmt: skip
+            return Mismatch(
+                f"vLLM ends at its start, because it has no layout {value.text}", "write HND on both sides, or unset it"
+            )
     permutes = pair.values("enable_permute_local_kv")[1].text == "true"
     return None if wrong and permutes and (prefill, decode) == (_LAYOUTS["HND"], _LAYOUTS["NHD"]) else wrong
 
@@ -91,8 +93,10 @@ def vllm_connector(pair: SidePair, field: str) -> Mismatch | None:
     for name, value, kind in zip(("prefill", "decode"), values, kinds, strict=True):
         if kind.text == UNREAD:
             reason = "does not use NIXL" if value.text in OTHER_CONNECTORS else "is not known here"
-            return undecided(f"{name}'s {value.text} {reason}, so that nothing that it demands was read",
-                             "see its own documentation; with NixlConnector the fields below are compared")  # fmt: skip
+            return undecided(
+                f"{name}'s {value.text} {reason}, so that nothing that it demands was read",
+                "see its own documentation; with NixlConnector the fields below are compared",
+            )
     if not any(value.is_set for value in values) and not pair.prefill.dynamo:
         return Mismatch("without --kv-transfer-config no engine transfers anything")
     names = []
@@ -106,8 +110,10 @@ def vllm_connector(pair: SidePair, field: str) -> Mismatch | None:
         return Mismatch("they must be equal")
     unread = ", ".join(dict.fromkeys(value.text for value in pair.values("unread connectors") if value.is_set))
     if unread:
-        return undecided(f"the same MultiConnector has {unread}, which is not known here and was not read",
-                         "see its own documentation")  # fmt: skip
+        return undecided(
+            f"the same MultiConnector has {unread}, which is not known here and was not read",
+            "see its own documentation",
+        )
     return None
 
 
@@ -198,15 +204,21 @@ def vllm_conv_state(pair: SidePair, field: str) -> Mismatch | None:
     """Warn if a model that is a Mamba hybrid by its name has a layout of states that vLLM cannot transfer."""
     for model, value in zip(pair.values("--model"), pair.values(field), strict=True):
         if value.is_known and value.text != "DS" and _MAMBA.search(model.text):
-            return Mismatch(f"{model.text} is a Mamba hybrid by its name, and vLLM transfers its states only as DS",
-                            "", Verdict.WARN)  # fmt: skip
+            return Mismatch(
+                f"{model.text} is a Mamba hybrid by its name, and vLLM transfers its states only as DS",
+                "",
+                Verdict.WARN,
+            )
     return None
 
 
 def buffer_device(pair: SidePair, field: str) -> Mismatch | None:
     """Warn of blocks that are staged in host memory, and of two kinds of device memory. Some platforms must stage."""
-    staged = [name for name, side, value in zip(("prefill", "decode"), pair.sides, pair.values(field), strict=True)
-              if value.text == "cpu" and not _must_stage(side)]  # fmt: skip
+    staged = [
+        name
+        for name, side, value in zip(("prefill", "decode"), pair.sides, pair.values(field), strict=True)
+        if value.text == "cpu" and not _must_stage(side)
+    ]
     if staged:
         reason = f"{' and '.join(staged)} {'copy' if len(staged) > 1 else 'copies'} each block through host memory"
         return Mismatch(f"{reason}, which works and is slower", "", Verdict.WARN, "KV goes through host memory: slow")
@@ -226,8 +238,10 @@ def vllm_attention(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the attention backend, which releases before 0.16.0 also read from a variable: equal."""
     variables = pair.values("VLLM_ATTENTION_BACKEND")
     if all(older_than(side, "vllm", "0.16.0") for side in pair.sides) and variables[0] != variables[1]:
-        texts = [value.text if value.is_set else by_variable.text
-                 for value, by_variable in zip(pair.values(field), variables, strict=True)]  # fmt: skip
+        texts = [
+            value.text if value.is_set else by_variable.text
+            for value, by_variable in zip(pair.values(field), variables, strict=True)
+        ]
         return (
             Mismatch(f"VLLM_ATTENTION_BACKEND makes them {' and '.join(text or 'unset' for text in texts)}")
             if texts[0] != texts[1]
@@ -356,10 +370,13 @@ def sglang_policy(pair: SidePair, field: str) -> Mismatch | None:
         return wrong
     groups = _attention_ranks(pair)
     sizes = [pair.values(size)[0].text for size in ("--attn-cp-size", "--pp-size")]
-    if pair.values(field)[0].text == "prefill_complete" and (isinstance(groups, Mismatch) or groups[0] > 1
-                                                             or sizes != ["1", "1"]):  # fmt: skip
-        return Mismatch("prefill_complete allows only 1 on prefill: attention TP, --attn-cp-size and --pp-size",
-                        f"remove {field} on both sides")  # fmt: skip
+    if pair.values(field)[0].text == "prefill_complete" and (
+        isinstance(groups, Mismatch) or groups[0] > 1 or sizes != ["1", "1"]
+    ):
+        return Mismatch(
+            "prefill_complete allows only 1 on prefill: attention TP, --attn-cp-size and --pp-size",
+            f"remove {field} on both sides",
+        )
     return None
 
 
@@ -391,8 +408,11 @@ def ib_device(pair: SidePair, field: str) -> Mismatch | None:
         if not value.is_set or side.values["--disaggregation-transfer-backend"].text != "nixl":
             continue
         if backend.text != "UCX":
-            return Mismatch(f"SGLang does not use it with {backend.text}, so that it has no effect on {name}",
-                            f"remove {field}", Verdict.WARN)  # fmt: skip
+            return Mismatch(
+                f"SGLang does not use it with {backend.text}, so that it has no effect on {name}",
+                f"remove {field}",
+                Verdict.WARN,
+            )
         if not variable.is_set and Holds("sglang", since="0.5.23").excludes(side):
             return Mismatch(f"the nixl backend of {name} does not read it", "", Verdict.WARN)
         if not variable.is_set and not release_of(side, "sglang"):

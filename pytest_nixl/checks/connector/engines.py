@@ -27,11 +27,23 @@ _KINDS = {
     **dict.fromkeys(("LMCacheConnector", "LMCacheConnectorV1", "LMCacheMPConnector"), LMCACHE),
 }
 #: vLLM's connectors that do not use NIXL: vllm/distributed/kv_transfer/kv_connector/factory.py.
-OTHER_CONNECTORS = frozenset({
-    "MooncakeConnector", "MooncakeStoreConnector", "MoRIIOConnector", "P2pNcclConnector", "FlexKVConnectorV1",
-    "HF3FSKVConnector", "HiSparseConnector", "OffloadingConnector", "SimpleCPUOffloadConnector",
-    "DecodeBenchConnector", "ExampleConnector", "SharedStorageConnector", "DynamoConnector",
-})  # fmt: skip
+OTHER_CONNECTORS = frozenset(
+    {
+        "MooncakeConnector",
+        "MooncakeStoreConnector",
+        "MoRIIOConnector",
+        "P2pNcclConnector",
+        "FlexKVConnectorV1",
+        "HF3FSKVConnector",
+        "HiSparseConnector",
+        "OffloadingConnector",
+        "SimpleCPUOffloadConnector",
+        "DecodeBenchConnector",
+        "ExampleConnector",
+        "SharedStorageConnector",
+        "DynamoConnector",
+    }
+)
 
 #: The connectors that contain others: vLLM's, and Dynamo's of one for offloading and one for the transfer.
 _WRAPPERS = ("MultiConnector", "PdConnector")
@@ -110,8 +122,9 @@ def _transfer(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
     yield "wrapping connector", FieldValue(wrapper if wraps else "", is_set=wraps, is_readable=readable)
     inner = [part for part in nested if isinstance(part, dict)] if wraps and isinstance(nested, list) else []
     names = [str(part.get("kv_connector")) for part in inner]
-    unread = [name for part, name in zip(inner, names, strict=True)
-              if _kind(part) == UNREAD and name not in OTHER_CONNECTORS]  # fmt: skip
+    unread = [
+        name for part, name in zip(inner, names, strict=True) if _kind(part) == UNREAD and name not in OTHER_CONNECTORS
+    ]
     yield "unread connectors", FieldValue(", ".join(unread), is_set=bool(unread), is_readable=readable)
     uses_kvbm = "DynamoConnector" in (*names, wrapper) or "kvbm" in listed
     yield "KVBM", _text("true" if uses_kvbm else None, "false", readable)

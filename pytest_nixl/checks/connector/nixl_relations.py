@@ -168,10 +168,12 @@ def _perhaps_same(prefill: frozenset[Endpoint | str], decode: frozenset[Endpoint
     """Return whether all members may be the same: one name is the other's beginning, as in etcd and etcd.default."""
     pairs = zip(sorted(prefill, key=str), sorted(decode, key=str), strict=False)
     return len(prefill) == len(decode) and all(
-        isinstance(one, Endpoint) and isinstance(other, Endpoint) and one.port == other.port
+        isinstance(one, Endpoint)
+        and isinstance(other, Endpoint)
+        and one.port == other.port
         and (f"{one.host}.".startswith(f"{other.host}.") or f"{other.host}.".startswith(f"{one.host}."))
         for one, other in pairs
-    )  # fmt: skip
+    )
 
 
 def transports(pair: SidePair, field: str) -> Mismatch | None:
@@ -220,8 +222,12 @@ def _allowed(text: str) -> UcxTransports:
         without=text.startswith("^"),
         names=tuple(name for name in re.sub(r":aux\b|[\^\\]", "", text).split(",") if name),
         auxiliary=frozenset(re.findall(r"([^,^\\]+):aux\b", text)),
-        has_rdma=True, efa_only=False, has_gpu=True, refused=frozenset(), offered=frozenset(),
-    )  # fmt: skip
+        has_rdma=True,
+        efa_only=False,
+        has_gpu=True,
+        refused=frozenset(),
+        offered=frozenset(),
+    )
 
 
 def transport_families(text: str) -> frozenset[str]:

@@ -21,9 +21,13 @@ _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 _LAST_PORT = (1 << 16) - 1
 #: Variables that are ports of one engine, whatever engine it is.
 _PORT_VARIABLES = (
-    "DYN_SYSTEM_PORT", "DYN_FORWARDPASS_METRIC_PORT", "DYN_KVBM_METRICS_PORT", "DYN_KVBM_LEADER_ZMQ_PUB_PORT",
-    "DYN_KVBM_LEADER_ZMQ_ACK_PORT", "NIXL_TELEMETRY_PROMETHEUS_PORT",
-)  # fmt: skip
+    "DYN_SYSTEM_PORT",
+    "DYN_FORWARDPASS_METRIC_PORT",
+    "DYN_KVBM_METRICS_PORT",
+    "DYN_KVBM_LEADER_ZMQ_PUB_PORT",
+    "DYN_KVBM_LEADER_ZMQ_ACK_PORT",
+    "NIXL_TELEMETRY_PROMETHEUS_PORT",
+)
 #: Resources of a pod that may be RDMA devices.
 _RDMA_RESOURCE = re.compile(r"rdma|hca|infiniband|/ib|roce|mlnx|mellanox|sriov|/efa|/nic", re.IGNORECASE)
 #: Names of RDMA devices as UCX_NET_DEVICES has them.
@@ -31,12 +35,28 @@ _RDMA_DEVICE = re.compile(r"(?:mlx[45]|bnxt_re|irdma|hns|qedr|rxe|rdmap|rocep|ib
 _RDMA_TRANSPORTS = frozenset({"rc", "ud", "dc", "srd"})
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 #: Options that spread one engine over several hosts or say how much of it runs here.
-_SEVERAL_HOSTS = frozenset({
-    "--nnodes", "-n", "--node-rank", "-r", "--headless", "--data-parallel-address", "-dpa",
-    "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr",
-    "--data-parallel-hybrid-lb", "--data-parallel-external-lb", "--data-parallel-backend",
-    "--distributed-executor-backend", "--dist-init-addr",
-})  # fmt: skip
+_SEVERAL_HOSTS = frozenset(
+    {
+        "--nnodes",
+        "-n",
+        "--node-rank",
+        "-r",
+        "--headless",
+        "--data-parallel-address",
+        "-dpa",
+        "--data-parallel-size-local",
+        "-dpl",
+        "--data-parallel-rank",
+        "-dpn",
+        "--data-parallel-start-rank",
+        "-dpr",
+        "--data-parallel-hybrid-lb",
+        "--data-parallel-external-lb",
+        "--data-parallel-backend",
+        "--distributed-executor-backend",
+        "--dist-init-addr",
+    }
+)
 
 
 class OpenPort(NamedTuple):
@@ -160,9 +180,12 @@ def own_address(pair: SidePair, field: str) -> Mismatch | None:
         own_host = side.values.get("--host")
         if (
             not pair.one_host
-            and listens is not None and listens.is_set and listens.text == value.text
-            and own_host is not None and own_host.text != value.text
-        ):  # fmt: skip
+            and listens is not None
+            and listens.is_set
+            and listens.text == value.text
+            and own_host is not None
+            and own_host.text != value.text
+        ):
             return Mismatch(f"{name} tells {other_name}'s address (its --host), and not its own")
     return None
 
@@ -188,16 +211,21 @@ def net_devices(pair: SidePair, field: str) -> Mismatch | None:
         if pair.one_host and local:
             continue
         if listed == {"tcp"} and all(are_rdma):
-            return Mismatch(f"{name} allows tcp alone, which cannot use {', '.join(names)}",
-                            "add rc to UCX_TLS, or name a network interface such as eth0")  # fmt: skip
+            return Mismatch(
+                f"{name} allows tcp alone, which cannot use {', '.join(names)}",
+                "add rc to UCX_TLS, or name a network interface such as eth0",
+            )
         if listed and listed <= _RDMA_TRANSPORTS and not any(are_rdma) and all(map(_is_interface, names)):
-            return Mismatch(f"{name} allows RDMA alone, for which {', '.join(names)} is not a device",
-                            "name an RDMA device such as mlx5_0:1, or add tcp to UCX_TLS")  # fmt: skip
+            return Mismatch(
+                f"{name} allows RDMA alone, for which {', '.join(names)} is not a device",
+                "name an RDMA device such as mlx5_0:1, or add tcp to UCX_TLS",
+            )
     if over_tcp and not pair.one_host:
         sides = " and ".join(over_tcp)
         reason = f"{sides} {'name' if len(over_tcp) > 1 else 'names'} network interfaces alone, so that {OVER_TCP}"
-        return Mismatch(reason, f"add the RDMA devices with their ports, such as mlx5_0:1, on {sides}", Verdict.WARN,
-                        OVER_TCP)  # fmt: skip
+        return Mismatch(
+            reason, f"add the RDMA devices with their ports, such as mlx5_0:1, on {sides}", Verdict.WARN, OVER_TCP
+        )
     return None
 
 
@@ -222,9 +250,12 @@ def rdma_devices(pair: SidePair, field: str) -> Mismatch | None:
         families = transport_families(allowed.text) if allowed.is_set and allowed.is_known else frozenset()
         names = [part.strip() for part in devices.text.split(",")] if devices.is_set and devices.is_known else []
         needs = (
-            f"UCX_TLS={allowed.text}" if families and families <= _RDMA_TRANSPORTS and allowed.text[:1] != "^"
-            else f"UCX_NET_DEVICES={devices.text}" if names and all(map(_RDMA_DEVICE.fullmatch, names)) else ""
-        )  # fmt: skip
+            f"UCX_TLS={allowed.text}"
+            if families and families <= _RDMA_TRANSPORTS and allowed.text[:1] != "^"
+            else f"UCX_NET_DEVICES={devices.text}"
+            if names and all(map(_RDMA_DEVICE.fullmatch, names))
+            else ""
+        )
         if needs:
             reason = f"{needs} needs an RDMA device, and the container of {name} requests none"
             return Mismatch(reason, "", Verdict.WARN)
@@ -249,10 +280,14 @@ def gpus(pair: SidePair, field: str) -> Mismatch | None:
 
 def _needed_gpus(side: EngineSide) -> int:
     names = {
-        "vLLM": ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size",
-                 "--prefill-context-parallel-size"),
+        "vLLM": (
+            "--tensor-parallel-size",
+            "--pipeline-parallel-size",
+            "--data-parallel-size",
+            "--prefill-context-parallel-size",
+        ),
         "SGLang": ("--tp-size", "--pp-size"),
-    }.get(side.engine, ())  # fmt: skip
+    }.get(side.engine, ())
     product = 1
     for name in names:
         text = side.values[name].text
@@ -294,7 +329,9 @@ def engines(pair: SidePair, field: str) -> Mismatch | None:
     launchers = [side.source.launch.launcher or side.engine for side in pair.sides if not side.source.launch.is_read]
     if launchers:
         names = " and ".join(dict.fromkeys(launchers))
-        return undecided(f"the options of {names} are not known here: model, sizes, ports and backends were not read",
-                         f"compare them by the documentation of {names}")  # fmt: skip
+        return undecided(
+            f"the options of {names} are not known here: model, sizes, ports and backends were not read",
+            f"compare them by the documentation of {names}",
+        )
     prefill, decode = pair.values(field)
     return None if prefill.text == decode.text else Mismatch("they must be equal")

@@ -16,10 +16,14 @@ _INSTALLED = re.compile(r"\b(nixl(?:-cu1[23])?|vllm|sglang|ai-dynamo)(?:\[[\w,-]
 #: The package whose release is the tag of an image, by the image's name.
 _IMAGES = MappingProxyType(
     {
-        "vllm-openai": "vllm", "vllm": "vllm", "sglang": "sglang",
-        "vllm-runtime": "ai-dynamo", "sglang-runtime": "ai-dynamo", "tensorrtllm-runtime": "ai-dynamo",
+        "vllm-openai": "vllm",
+        "vllm": "vllm",
+        "sglang": "sglang",
+        "vllm-runtime": "ai-dynamo",
+        "sglang-runtime": "ai-dynamo",
+        "tensorrtllm-runtime": "ai-dynamo",
     }
-)  # fmt: skip
+)
 _NAMES: Mapping[str, str] = MappingProxyType({"vllm": "vLLM", "sglang": "SGLang", "ai-dynamo": "Dynamo"})
 
 

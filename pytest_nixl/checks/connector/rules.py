@@ -86,15 +86,32 @@ def _dtype(text: str) -> str:
     return _SPELLINGS.get(text, text)
 
 
-def _same(layer: ConfigurationLayer, engine: str, field: str, source: str, relation: Relation | None = None,
-          remedy: str = "", *, kinds: tuple[str, ...] = (), holds: Holds | None = None) -> ConnectorRule:  # fmt: skip
+def _same(
+    layer: ConfigurationLayer,
+    engine: str,
+    field: str,
+    source: str,
+    relation: Relation | None = None,
+    remedy: str = "",
+    *,
+    kinds: tuple[str, ...] = (),
+    holds: Holds | None = None,
+) -> ConnectorRule:
     remedy = remedy or f"give both sides the same {field}"
     kinds = kinds or ((NIXL,) if engine == "vLLM" else ())
     return ConnectorRule(layer, engine, field, "equal", relation or equal(), remedy, source, kinds=kinds, holds=holds)
 
 
-def _vllm(layer: ConfigurationLayer, field: str, requirement: str, relation: Relation, remedy: str, source: str,
-          holds: Holds | None = None, kinds: tuple[str, ...] = (NIXL,)) -> ConnectorRule:  # fmt: skip
+def _vllm(
+    layer: ConfigurationLayer,
+    field: str,
+    requirement: str,
+    relation: Relation,
+    remedy: str,
+    source: str,
+    holds: Holds | None = None,
+    kinds: tuple[str, ...] = (NIXL,),
+) -> ConnectorRule:
     return ConnectorRule(layer, "vLLM", field, requirement, relation, remedy, source, kinds=kinds, holds=holds)
 
 

@@ -40,14 +40,29 @@ _PREFIXES = {"vLLM": ("VLLM_NIXL_",), "SGLang": ("SGLANG_DISAGGREGATION_",)}
 TRANSFER_VARIABLES = tuple(prefix for prefixes in _PREFIXES.values() for prefix in prefixes)
 #: Keys of kv_connector_extra_config that NixlConnector has read in some release.
 EXTRA_KEYS = (
-    "backends", "num_threads", "kv_lease_duration", "bidirectional_kv_xfer", "decoder_kv_blocks_ttl", "engine_ttl",
-    "enforce_handshake_compat", "kv_recompute_threshold", "push_registration_timeout", "enable_cross_layers_blocks",
-)  # fmt: skip
+    "backends",
+    "num_threads",
+    "kv_lease_duration",
+    "bidirectional_kv_xfer",
+    "decoder_kv_blocks_ttl",
+    "engine_ttl",
+    "enforce_handshake_compat",
+    "kv_recompute_threshold",
+    "push_registration_timeout",
+    "enable_cross_layers_blocks",
+)
 #: Keys of --kv-transfer-config.
 TRANSFER_KEYS = (
-    "kv_connector", "engine_id", "kv_buffer_device", "kv_role", "kv_port", "kv_connector_extra_config",
-    "kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy",
-)  # fmt: skip
+    "kv_connector",
+    "engine_id",
+    "kv_buffer_device",
+    "kv_role",
+    "kv_port",
+    "kv_connector_extra_config",
+    "kv_connector_module_path",
+    "enable_permute_local_kv",
+    "kv_load_failure_policy",
+)
 #: Those that vLLM refuses from 0.33.0 on.
 OLD_TRANSFER_KEYS = ("kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip")
 
@@ -66,24 +81,56 @@ class RetiredSetting(NamedTuple):
 
 
 RETIRED = (
-    RetiredSetting("vLLM", "VLLM_ATTENTION_BACKEND", Holds("vllm", since="0.16.0"),
-                   "give --attention-backend, or --attention-config.backend"),
-    RetiredSetting("vLLM", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Holds("vllm", since="0.25.0"),
-                   "set kv_lease_duration in kv_connector_extra_config"),
-    *(RetiredSetting("SGLang", f"--disaggregation-{name}", Holds("sglang", since="0.5.23"),
-                     f"remove --disaggregation-{name}: SGLang learns it from the other side")
-      for name in ("decode-tp", "decode-dp", "prefill-pp")),
-)  # fmt: skip
+    RetiredSetting(
+        "vLLM",
+        "VLLM_ATTENTION_BACKEND",
+        Holds("vllm", since="0.16.0"),
+        "give --attention-backend, or --attention-config.backend",
+    ),
+    RetiredSetting(
+        "vLLM",
+        "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
+        Holds("vllm", since="0.25.0"),
+        "set kv_lease_duration in kv_connector_extra_config",
+    ),
+    *(
+        RetiredSetting(
+            "SGLang",
+            f"--disaggregation-{name}",
+            Holds("sglang", since="0.5.23"),
+            f"remove --disaggregation-{name}: SGLang learns it from the other side",
+        )
+        for name in ("decode-tp", "decode-dp", "prefill-pp")
+    ),
+)
 
 
 #: Options that are read elsewhere: of what stands in other files, of several hosts, and of GPUs.
-_OTHER_OPTIONS = frozenset({
-    "--version", "--config", "--engine-config-json", "--kv-transfer-config", "--kv-events-config", "--spec-method",
-    "--speculative-config", "--spec-model", "--spec-tokens", "--attention-backend", "--attention-config", "--nnodes",
-    "--node-rank", "--headless", "--base-gpu-id", "--dist-init-addr", "--distributed-executor-backend",
-    *(f"--data-parallel-{name}" for name in (
-        "address", "size-local", "rank", "start-rank", "hybrid-lb", "external-lb", "backend")),
-})  # fmt: skip
+_OTHER_OPTIONS = frozenset(
+    {
+        "--version",
+        "--config",
+        "--engine-config-json",
+        "--kv-transfer-config",
+        "--kv-events-config",
+        "--spec-method",
+        "--speculative-config",
+        "--spec-model",
+        "--spec-tokens",
+        "--attention-backend",
+        "--attention-config",
+        "--nnodes",
+        "--node-rank",
+        "--headless",
+        "--base-gpu-id",
+        "--dist-init-addr",
+        "--distributed-executor-backend",
+        *(
+            f"--data-parallel-{name}"
+            for name in ("address", "size-local", "rank", "start-rank", "hybrid-lb", "external-lb", "backend")
+        ),
+    }
+)
 _OPTIONS = {
     engine: frozenset(option for part in fields for option in part.options)
     for engine, fields in (("vLLM", VLLM_FIELDS), ("SGLang", SGLANG_FIELDS), ("Dynamo", (*DYNAMO_FIELDS, *ROLE_FIELDS)))
@@ -91,8 +138,9 @@ _OPTIONS = {
 #: Variables of UCX, NIXL and libfabric that a rule reads.
 _COMMON_VARIABLES = (
     *(name for part in COMMON for name in part.variables if name.startswith(("UCX_", "NIXL_"))),
-    *(setting.variable for setting in SLOW_SETTINGS), TELEMETRY_VARIABLE,
-)  # fmt: skip
+    *(setting.variable for setting in SLOW_SETTINGS),
+    TELEMETRY_VARIABLE,
+)
 #: The least likeness of two words of an option's name, one of which is a slip of the other.
 _LIKE = 0.66
 #: The most options of a command that are compared with known ones, and the most letters of one.
@@ -132,10 +180,9 @@ def _is_meant(option: str, known: str) -> bool:
 
 def _are_slips(words: list[str], right: list[str]) -> bool:
     return len(words) == len(right) and all(
-        word == text or (len(text) > 3 and (
-            (len(word) > 3 and text.startswith(word)) or _likeness(word, text) > _LIKE))
+        word == text or (len(text) > 3 and ((len(word) > 3 and text.startswith(word)) or _likeness(word, text) > _LIKE))
         for word, text in zip(words, right, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _likeness(text: str, other: str) -> float:
@@ -153,8 +200,11 @@ def unread_options(pair: SidePair, field: str) -> Mismatch | None:
 
 def unread_settings(pair: SidePair, field: str) -> Mismatch | None:
     """Judge settings of a transfer that no release reads, or not this one."""
-    wrong = [mismatch for name, side in (("prefill", pair.prefill), ("decode", pair.decode))
-             for mismatch in _of_side(name, side)]  # fmt: skip
+    wrong = [
+        mismatch
+        for name, side in (("prefill", pair.prefill), ("decode", pair.decode))
+        for mismatch in _of_side(name, side)
+    ]
     if not wrong:
         return None
     worst = min(wrong, key=lambda mismatch: mismatch.verdict is not Verdict.FAIL)

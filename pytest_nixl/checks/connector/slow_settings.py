@@ -32,14 +32,25 @@ _DISABLES = "UCX_PROTO_ENABLE"
 SLOW_SETTINGS = (
     SlowSetting(_DISABLES, _OFF, "UCX", "every transfer of NIXL ends in NIXL_ERR_BACKEND", ""),
     SlowSetting("UCX_IB_GPU_DIRECT_RDMA", _OFF, "UCX", "network cards may not reach GPU memory", _THROUGH_HOST),
-    SlowSetting("UCX_RNDV_SCHEME", "am|(?:get|put)_ppln", "UCX",
-                "UCX copies what goes by rendezvous through buffers", "KV is copied through buffers: slow"),
-    SlowSetting("FI_PROVIDER", "(?:ofi_rxm;)?(?:tcp|sockets|udp|net)(?:;ofi_rx[md])?", "LIBFABRIC",
-                f"libfabric uses no RDMA, so that {OVER_TCP}", OVER_TCP),
+    SlowSetting(
+        "UCX_RNDV_SCHEME",
+        "am|(?:get|put)_ppln",
+        "UCX",
+        "UCX copies what goes by rendezvous through buffers",
+        "KV is copied through buffers: slow",
+    ),
+    SlowSetting(
+        "FI_PROVIDER",
+        "(?:ofi_rxm;)?(?:tcp|sockets|udp|net)(?:;ofi_rx[md])?",
+        "LIBFABRIC",
+        f"libfabric uses no RDMA, so that {OVER_TCP}",
+        OVER_TCP,
+    ),
     SlowSetting("FI_EFA_USE_DEVICE_RDMA", _OFF, "LIBFABRIC", "EFA uses no RDMA", "KV goes without EFA's RDMA: slow"),
-    SlowSetting("FI_HMEM_DISABLE_P2P", "y|yes|1|on|true", "LIBFABRIC", "network cards may not reach GPU memory",
-                _THROUGH_HOST),
-)  # fmt: skip
+    SlowSetting(
+        "FI_HMEM_DISABLE_P2P", "y|yes|1|on|true", "LIBFABRIC", "network cards may not reach GPU memory", _THROUGH_HOST
+    ),
+)
 
 
 def slow_settings(pair: SidePair, field: str) -> Mismatch | None:

@@ -48,8 +48,10 @@ def _agent_lines(deployment: DeploymentEtcd, everything: bool) -> Iterator[str]:
         return
     keys = sum(len(agent.keys) for agent in deployment.agents)
     size = sum(agent.size or 0 for agent in deployment.agents)
-    yield f"{plural(len(deployment.agents), 'agent')}, {plural(keys, 'key')}, {size:,} bytes; the oldest write comes "\
-          "first (etcd stores no times, only revisions)"  # fmt: skip
+    yield (
+        f"{plural(len(deployment.agents), 'agent')}, {plural(keys, 'key')}, {size:,} bytes; the oldest write comes "
+        "first (etcd stores no times, only revisions)"
+    )
     oldest = sorted(deployment.agents, key=lambda agent: agent.written)
     for agent in oldest if everything else oldest[:MOST_AGENTS]:
         yield f"  {_agent_line(agent, deployment)}"
@@ -91,10 +93,18 @@ def plain(deployment: DeploymentEtcd) -> dict[str, Any]:
         "namespace": deployment.namespace.text,
         "etcd": {
             "members": [
-                {"endpoint": endpoint, "version": status.version, "name": state.name(status.member), "learner":
-                 status.learner, "leader": status.leader == status.member, "raft_term": status.raft_term,
-                 "db_size": status.db_size, "db_in_use": status.db_in_use}
-                if isinstance(status, MemberStatus) else {"endpoint": endpoint, "error": status.reason}
+                {
+                    "endpoint": endpoint,
+                    "version": status.version,
+                    "name": state.name(status.member),
+                    "learner": status.learner,
+                    "leader": status.leader == status.member,
+                    "raft_term": status.raft_term,
+                    "db_size": status.db_size,
+                    "db_in_use": status.db_in_use,
+                }
+                if isinstance(status, MemberStatus)
+                else {"endpoint": endpoint, "error": status.reason}
                 for endpoint, status in state.statuses.items()
             ],
             "alarms": None if state.alarms is None else [alarm.kind for alarm in state.alarms],
@@ -103,11 +113,19 @@ def plain(deployment: DeploymentEtcd) -> dict[str, Any]:
             "compacted": state.compacted,
         },
         "agents": [
-            {"namespace": escape(agent.namespace), "name": escape(agent.name), **key_fields(agent.prefix),
-             "labels": [escape(label) for label in agent.labels], "size": agent.size, "written": agent.written,
-             "lease": agent.leased, "addresses": [
-                 {"host": host, "port": port, "silent": deployment.silent.get((host, port))}
-                 for host, port in agent.addresses]}
+            {
+                "namespace": escape(agent.namespace),
+                "name": escape(agent.name),
+                **key_fields(agent.prefix),
+                "labels": [escape(label) for label in agent.labels],
+                "size": agent.size,
+                "written": agent.written,
+                "lease": agent.leased,
+                "addresses": [
+                    {"host": host, "port": port, "silent": deployment.silent.get((host, port))}
+                    for host, port in agent.addresses
+                ],
+            }
             for agent in deployment.agents
         ],
         "groups": {
@@ -116,11 +134,16 @@ def plain(deployment: DeploymentEtcd) -> dict[str, Any]:
         },
         "notes": list(deployment.notes),
         "problems": [
-            {"kind": problem.kind, "text": problem.sentence, "remedy": problem.remedy, "finding": problem.finding,
-             "keys": [key_fields(key) for key in problem.keys]}
+            {
+                "kind": problem.kind,
+                "text": problem.sentence,
+                "remedy": problem.remedy,
+                "finding": problem.finding,
+                "keys": [key_fields(key) for key in problem.keys],
+            }
             for problem in deployment.problems
         ],
-    }  # fmt: skip
+    }
 
 
 def key_fields(key: str) -> dict[str, str]:

@@ -62,11 +62,14 @@ def _judge_nixlbench(
     leased = any(key.lease for key in keys)
     groups.living += leased
     if size is not None and registered is None:
-        groups.problems.append(EtcdProblem(
-            "bad-size", f"{escape(size.key)} of {name} is not a number of ranks: every process that joins it ends",
-            f"if no process of this group runs, "
-            f"`etcdctl del --prefix -- {quoted(prefix)}`", (size.key,),
-        ))  # fmt: skip
+        groups.problems.append(
+            EtcdProblem(
+                "bad-size",
+                f"{escape(size.key)} of {name} is not a number of ranks: every process that joins it ends",
+                f"if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`",
+                (size.key,),
+            )
+        )
     elif leased:
         _judge_ranks(name, prefix, ranks, registered or 0, groups)
     elif ranks:
@@ -83,13 +86,15 @@ def _judge_nixlbench(
         )
     else:
         groups.dead.append(DeadKeys(name, prefix, keys))
-        groups.problems.append(EtcdProblem(
-            "dead-nixlbench-group",
-            f"{name} is dead: {escape(size.key)} says that {plural(registered or 0, 'rank')} registered, and the lease "
-            "of none is left; the next processes of this group are refused a rank, or wait 181 s",
-            f"`{command} --remove-dead` prints its {plural(len(keys), 'key')}",
-            tuple(key.key for key in keys),
-        ))  # fmt: skip
+        groups.problems.append(
+            EtcdProblem(
+                "dead-nixlbench-group",
+                f"{name} is dead: {escape(size.key)} says that {plural(registered or 0, 'rank')} registered, and the "
+                "lease of none is left; the next processes of this group are refused a rank, or wait 181 s",
+                f"`{command} --remove-dead` prints its {plural(len(keys), 'key')}",
+                tuple(key.key for key in keys),
+            )
+        )
 
 
 def _judge_ranks(name: str, prefix: str, ranks: dict[int, SurveyedKey], registered: int, groups: KnownGroups) -> None:
@@ -97,13 +102,15 @@ def _judge_ranks(name: str, prefix: str, ranks: dict[int, SurveyedKey], register
     lost = [rank for rank in range(registered) if rank not in ranks]
     if lost and ranks:
         numbers = named(map(str, lost), _SHOWN_RANKS)
-        groups.problems.append(EtcdProblem(
-            "stale-rank",
-            f"of the {registered} ranks that registered in {name}, {plural(len(lost), 'rank')} ({numbers}) lost the "
-            f"lease and {len(ranks)} did not: the living wait up to 181 s for the dead",
-            "end the processes of this group, and start them under another --benchmark_group",
-            tuple(key.key for key in ranks.values()),
-        ))  # fmt: skip
+        groups.problems.append(
+            EtcdProblem(
+                "stale-rank",
+                f"of the {registered} ranks that registered in {name}, {plural(len(lost), 'rank')} ({numbers}) lost "
+                f"the lease and {len(ranks)} did not: the living wait up to 181 s for the dead",
+                "end the processes of this group, and start them under another --benchmark_group",
+                tuple(key.key for key in ranks.values()),
+            )
+        )
 
 
 def _registered(size: SurveyedKey | None) -> int | None:
@@ -123,12 +130,15 @@ def own_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
             continue
         name = f"group {escape(group_name(folder)[0])!r} of pytest-nixl"
         groups.dead.append(DeadKeys(name, prefix, stored))
-        groups.problems.append(EtcdProblem(
-            "dead-group",
-            f"{name} is dead: it has {plural(len(stored), 'key')} under {escape(prefix)}, and no member has a lease",
-            f"`{command} --remove-dead` prints them; `pytest-nixl clean` also removes them",
-            tuple(key.key for key in stored),
-        ))  # fmt: skip
+        groups.problems.append(
+            EtcdProblem(
+                "dead-group",
+                f"{name} is dead: it has {plural(len(stored), 'key')} under {escape(prefix)}, and no member has a "
+                "lease",
+                f"`{command} --remove-dead` prints them; `pytest-nixl clean` also removes them",
+                tuple(key.key for key in stored),
+            )
+        )
     return groups
 
 

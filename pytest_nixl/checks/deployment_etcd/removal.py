@@ -85,8 +85,12 @@ class RemovalRecord:
     def __init__(self, path: Path, endpoints: Sequence[str], revision: int) -> None:
         self._path = path
         self._plain: dict[str, Any] = {
-            "format": _FORMAT, "etcd": list(endpoints), "revision": revision, "finished": False, "keys": [],
-        }  # fmt: skip
+            "format": _FORMAT,
+            "etcd": list(endpoints),
+            "revision": revision,
+            "finished": False,
+            "keys": [],
+        }
         self._bytes = 0
         self._entries: dict[str, dict[str, Any]] = {}
         try:
@@ -105,10 +109,14 @@ class RemovalRecord:
                 "remove fewer at a time: give --agent NAME for a few agents",
             )
         entry = {
-            "owner": owner, **key_fields(item.key), "value_base64": base64.b64encode(item.value).decode(),
-            "create_revision": item.create_revision, "mod_revision": item.mod_revision, "version": item.version,
+            "owner": owner,
+            **key_fields(item.key),
+            "value_base64": base64.b64encode(item.value).decode(),
+            "create_revision": item.create_revision,
+            "mod_revision": item.mod_revision,
+            "version": item.version,
             "removed": None,
-        }  # fmt: skip
+        }
         self._entries[item.key] = entry
         self._plain["keys"].append(entry)
 

@@ -86,18 +86,24 @@ def read_state(client: EtcdClient) -> EtcdState:
     if quota is None:
         unknown.append("its quota is unknown: it serves no /metrics at this address, and reports it only from 3.6 on")
     return EtcdState(
-        statuses, members, alarms, quota,
+        statuses,
+        members,
+        alarms,
+        quota,
         int(counters[_LEADERS]) if _LEADERS in counters else None,
         max(0, int(counters[_COMPACTED])) if _COMPACTED in counters else None,
         tuple(unknown),
-    )  # fmt: skip
+    )
 
 
 def _leaderless(statuses: dict[str, MemberStatus | EtcdError]) -> EtcdError:
     silent = [status.reason.removeprefix("etcd at ") for status in statuses.values() if isinstance(status, EtcdError)]
     detail = f": {len(silent)} of {len(statuses)} members do not answer: {'; '.join(silent)}" if silent else ""
-    return EtcdError(f"the etcd at {','.join(statuses)} has no leader, and so reads and writes no key{detail}",
-                     START_MEMBERS, cause="no-leader")  # fmt: skip
+    return EtcdError(
+        f"the etcd at {','.join(statuses)} has no leader, and so reads and writes no key{detail}",
+        START_MEMBERS,
+        cause="no-leader",
+    )
 
 
 def judge_state(state: EtcdState, revision: int) -> Iterator[EtcdProblem]:
@@ -108,17 +114,26 @@ def judge_state(state: EtcdState, revision: int) -> Iterator[EtcdProblem]:
     )
     for endpoint, status in state.statuses.items():
         if isinstance(status, EtcdError):
-            yield EtcdProblem("member-silent", f"the member at {endpoint} does not answer: {status.reason}",
-                              status.remedy or "start that member")  # fmt: skip
+            yield EtcdProblem(
+                "member-silent",
+                f"the member at {endpoint} does not answer: {status.reason}",
+                status.remedy or "start that member",
+            )
     for alarm in state.alarms or ():
         where = state.name(alarm.member)
         if alarm.kind == "NOSPACE":
-            yield EtcdProblem("alarm", f"{where} raised the alarm NOSPACE: its database is full, and etcd accepts no "
-                              "write until the alarm is disarmed, so that no agent can publish", freeing)  # fmt: skip
+            yield EtcdProblem(
+                "alarm",
+                f"{where} raised the alarm NOSPACE: its database is full, and etcd accepts no "
+                "write until the alarm is disarmed, so that no agent can publish",
+                freeing,
+            )
         else:
-            yield EtcdProblem("alarm", f"{where} raised the alarm {alarm.kind}: its data differs from the others'",
-                              f"remove it with `etcdctl member remove {alarm.member:x}`, and add it again without "
-                              "data")  # fmt: skip
+            yield EtcdProblem(
+                "alarm",
+                f"{where} raised the alarm {alarm.kind}: its data differs from the others'",
+                f"remove it with `etcdctl member remove {alarm.member:x}`, and add it again without data",
+            )
     answered = state.answered
     largest = max((status.db_size for status in answered), default=0)
     if state.quota and largest >= NEAR_QUOTA * state.quota:
@@ -135,8 +150,9 @@ def judge_state(state: EtcdState, revision: int) -> Iterator[EtcdProblem]:
 def _leaders(state: EtcdState, answered: list[MemberStatus]) -> Iterator[EtcdProblem]:
     for status in answered:
         if not status.leader:
-            yield EtcdProblem("no-leader", f"{state.name(status.member)} knows no leader: etcd accepts no writes",
-                              START_MEMBERS)  # fmt: skip
+            yield EtcdProblem(
+                "no-leader", f"{state.name(status.member)} knows no leader: etcd accepts no writes", START_MEMBERS
+            )
     if len({status.cluster for status in answered}) > 1:
         clusters = ", ".join(
             f"{endpoint} ({status.cluster:x})"
@@ -144,17 +160,20 @@ def _leaders(state: EtcdState, answered: list[MemberStatus]) -> Iterator[EtcdPro
             if isinstance(status, MemberStatus)
         )
         yield EtcdProblem(
-            "several-etcds", f"the endpoints belong to different etcds: {clusters}",
+            "several-etcds",
+            f"the endpoints belong to different etcds: {clusters}",
             "give NIXL_ETCD_ENDPOINTS the members of one etcd: agents that reach different ones never meet",
-        )  # fmt: skip
+        )
     elif len({status.leader for status in answered if status.leader}) > 1:
         yield EtcdProblem(
             "leader-disputed",
             "the members name different leaders: "
-            + ", ".join(f"{state.name(answer.member)} names {state.name(answer.leader)} in term {answer.raft_term}"
-                        for answer in answered),
+            + ", ".join(
+                f"{state.name(answer.member)} names {state.name(answer.leader)} in term {answer.raft_term}"
+                for answer in answered
+            ),
             "run this command again: an election takes a second; if it stays, check the network between the members",
-        )  # fmt: skip
+        )
 
 
 def describe_state(state: EtcdState, revision: int) -> Iterator[str]:
@@ -163,8 +182,13 @@ def describe_state(state: EtcdState, revision: int) -> Iterator[str]:
     if not answered:
         return
     first = answered[0]
-    listed = ", ".join(f"{member.name or f'{member.id:x}'}{' (learner)' if member.learner else ''}"
-                       for member in state.members or ()) or "not known"  # fmt: skip
+    listed = (
+        ", ".join(
+            f"{member.name or f'{member.id:x}'}{' (learner)' if member.learner else ''}"
+            for member in state.members or ()
+        )
+        or "not known"
+    )
     leader = state.name(first.leader) if first.leader else "none"
     yield f"etcd {first.version}: members {listed}; leader {leader}, raft term {first.raft_term}"
     if state.leader_changes is not None:

@@ -16,9 +16,19 @@ from pytest_nixl.model.verdicts import Judgement
 
 #: The modules with checks, in the order in which their checks run.
 _MODULES = (
-    "libraries", "image", "limits", "cores", "rdma", "network", "gpu", "gpu_health", "etcd", "variables", "engine",
+    "libraries",
+    "image",
+    "limits",
+    "cores",
+    "rdma",
+    "network",
+    "gpu",
+    "gpu_health",
+    "etcd",
+    "variables",
+    "engine",
     "transfers",
-)  # fmt: skip
+)
 
 
 def checks() -> Mapping[str, Check]:

@@ -93,8 +93,11 @@ def numa_cores(facts: Facts, expected: Requirements) -> Judgement:
         )
     other = [name for name, node in cards.items() if node not in near]
     suffix = f"; network cards at other nodes: {named(other)}" if other else ""
-    return passed(f"{may_use}, where its {plural(len(gpus), 'GPU')} and a network card are{suffix}" if gpus and cards
-                  else f"{may_use}, where {named([*gpus, *cards])} are{suffix}")  # fmt: skip
+    return passed(
+        f"{may_use}, where its {plural(len(gpus), 'GPU')} and a network card are{suffix}"
+        if gpus and cards
+        else f"{may_use}, where {named([*gpus, *cards])} are{suffix}"
+    )
 
 
 def _nodes(numbers: Iterable[int]) -> str:

@@ -66,9 +66,10 @@ def telemetry_in_process(facts: Facts, expected: Requirements) -> Judgement:
 def engine_backend_fits(facts: Facts, expected: Requirements) -> Judgement:
     """Engines use the backend that this run validates, as far as variables say it, and one that fits the host."""
     by_backend = {
-        backend: text for backend in ENGINE_BACKENDS
+        backend: text
+        for backend in ENGINE_BACKENDS
         if backend.variable and (text := facts.environment.get(backend.variable))
-    }  # fmt: skip
+    }
     validated, efa = named(expected.backends), facts.efa
     for backend, text in by_backend.items():
         names = {part.strip().upper() for part in text.split(",")}

@@ -127,9 +127,10 @@ def by_cause(answers: Sequence[CheckResult], facts: Facts) -> tuple[CheckResult,
         return tuple(answers)
     backends = {proof.backend for proof in faults}
     effects = [
-        answer for answer in attempts
+        answer
+        for answer in attempts
         if answer is not cause and (_follows(answer, cause) or backends & set(re.findall(r"\w+", _subject(answer))))
-    ]  # fmt: skip
+    ]
     if not effects:
         return tuple(answers)
     later = [answer for answer in answers if answer is not cause]

@@ -84,8 +84,11 @@ def _cuda_fault(facts: Facts) -> Judgement | None:
 
 def explained(facts: Facts) -> str:
     """Return a clause with what NVML says of the fabric of the GPUs, if it explains that they do not work together."""
-    parts = [f"the registration of GPU {gpu.index} with the fabric {gpu.state.fabric}"
-             for gpu in facts.gpu.gpus if gpu.state.fabric]  # fmt: skip
+    parts = [
+        f"the registration of GPU {gpu.index} with the fabric {gpu.state.fabric}"
+        for gpu in facts.gpu.gpus
+        if gpu.state.fabric
+    ]
     if facts.gpu.confidential:
         parts.append("confidential computing is on, in which GPUs may not access each other's memory")
     return f"; NVML says: {named(parts)}" if parts else ""

@@ -32,8 +32,12 @@ _MOST = 12
 _ALL2ALL = "VLLM_ALL2ALL_BACKEND"
 
 
-@check("nixl-plugins", "Can every NIXL plugin that the profile wants be loaded, and which others can?",
-       image=True, unless=not_loaded)  # fmt: skip
+@check(
+    "nixl-plugins",
+    "Can every NIXL plugin that the profile wants be loaded, and which others can?",
+    image=True,
+    unless=not_loaded,
+)
 def nixl_plugins(facts: Facts, expected: Requirements) -> Judgement:
     """Every NIXL plugin that the profile wants can be loaded; the others are listed with what they lack."""
     plugins = facts.image.plugins
@@ -41,8 +45,12 @@ def nixl_plugins(facts: Facts, expected: Requirements) -> Judgement:
         remedy = "set NIXL_PLUGIN_DIR to the folder of NIXL's plugins; record the tree again if it is a recorded one"
         return unknown(f"which plugins NIXL has is unknown: {plugins.why}", remedy)
     files = {plugin.name: _in_use(plugin, facts, expected) for plugin in plugins.value}
-    loading = sorted({*(name for name in facts.software.plugins if name not in files),  # part of NIXL's library
-                      *(name for name, file in files.items() if not file.error)})  # fmt: skip
+    loading = sorted(
+        {
+            *(name for name in facts.software.plugins if name not in files),  # part of NIXL's library
+            *(name for name, file in files.items() if not file.error),
+        }
+    )
     # A profile's names are in capitals; Mooncake's is not.
     spelled = {name.upper(): name for name in (*files, *loading)}
     required_plugins = [spelled.get(name.upper(), name) for name in expected.profile.image.plugins]
@@ -114,8 +122,12 @@ def _remedy_of_torch(image: ImageFacts, package: str, version: str | None, cuda:
     return f"run `pip install --no-deps {fitting}=={version}`"
 
 
-@check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?",
-       image=True, unless=not_loaded)  # fmt: skip
+@check(
+    "nixl-cuda",
+    "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?",
+    image=True,
+    unless=not_loaded,
+)
 def nixl_cuda(facts: Facts, expected: Requirements) -> Judgement:
     """The NIXL that is loaded, whatever else is installed, is built for the CUDA version of torch and of the driver."""
     software, image = facts.software, facts.image

@@ -161,8 +161,12 @@ def _near_cards(facts: Facts) -> tuple[str, str] | None:
     )
 
 
-@check("plugin-libraries", "Does this host have every library that the plugins of the requested backends need?",
-       image=True, unless=not_loaded)  # fmt: skip
+@check(
+    "plugin-libraries",
+    "Does this host have every library that the plugins of the requested backends need?",
+    image=True,
+    unless=not_loaded,
+)
 def plugin_libraries(facts: Facts, expected: Requirements) -> Judgement:
     """The host has every library and symbol version that the plugins of the requested backends need."""
     lacking: list[Lacking] = []

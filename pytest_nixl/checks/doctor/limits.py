@@ -155,10 +155,12 @@ def _uring(facts: Facts, queues: StorageQueues) -> list[tuple[str, str]]:
     limit = facts.host.memlock.value
     little = limit is not None and limit.soft is not None and not limit.privileged and limit.soft < _LEAST_FOR_URING
     if limit is not None and little and _old(facts.host.kernel.value or ""):
-        return [(
-            f"io_uring: a process may lock only {limit.soft} bytes of memory, and this kernel counts rings as such",
-            "set the limit where the ranks start: `docker run --ulimit memlock=-1`, or LimitMEMLOCK=infinity",
-        )]  # fmt: skip
+        return [
+            (
+                f"io_uring: a process may lock only {limit.soft} bytes of memory, and this kernel counts rings as such",
+                "set the limit where the ranks start: `docker run --ulimit memlock=-1`, or LimitMEMLOCK=infinity",
+            )
+        ]
     return []
 
 
@@ -170,11 +172,13 @@ def _aio(queues: StorageQueues) -> list[tuple[str, str]]:
         return [(f"aio: {how} io_setup ({answer})", SECCOMP_REMEDY.format(call="io_setup"))]
     free = _free(queues)
     if free is not None and free < _LEAST_AIO:
-        return [(
-            f"aio: {queues.aio_used.value} of {queues.aio_max.value} requests are reserved on this host (fs.aio-nr, "
-            f"fs.aio-max-nr), so that {free} are left for {_LEAST_AIO}",
-            "set fs.aio-max-nr = 1048576 in /etc/sysctl.d on the host",
-        )]  # fmt: skip
+        return [
+            (
+                f"aio: {queues.aio_used.value} of {queues.aio_max.value} requests are reserved on this host "
+                f"(fs.aio-nr, fs.aio-max-nr), so that {free} are left for {_LEAST_AIO}",
+                "set fs.aio-max-nr = 1048576 in /etc/sysctl.d on the host",
+            )
+        ]
     return []
 
 

@@ -99,18 +99,26 @@ _SUBJECTS = (
     _Subject("the GPU driver", lambda f: f.gpu.driver.value or "none", "install the same driver on all hosts"),
     _Subject("CUDA", lambda f: f.gpu.cuda.value or "none", "install the same driver on all hosts"),
     _Subject("GPUs", _gpus, "use hosts of one kind, and give each rank the same number of GPUs"),
-    _Subject("RDMA devices", _rdma,
-             "use hosts of one kind, give each rank the same number of devices, and check the slow device's cable"),
+    _Subject(
+        "RDMA devices",
+        _rdma,
+        "use hosts of one kind, give each rank the same number of devices, and check the slow device's cable",
+    ),
     _Subject("the EFA installer", lambda f: f.software.efa_installer.value or "none", _SAME_IMAGE, grave=False),
-    _Subject("the rate of the interface of the default route", _rates,
-             "check cable and switch port of the rank that differs"),
-    _Subject("the MTU of the interface of the default route", _mtus,
-             "give all interfaces the same MTU: the other side silently drops larger packets"),
+    _Subject(
+        "the rate of the interface of the default route", _rates, "check cable and switch port of the rank that differs"
+    ),
+    _Subject(
+        "the MTU of the interface of the default route",
+        _mtus,
+        "give all interfaces the same MTU: the other side silently drops larger packets",
+    ),
     _Subject("locked memory", _memlock, "set memlock to unlimited on every host"),
-    _Subject("DMA-BUF", lambda f: str(f.gpu.dma_buf.value), "install the same driver and kernel on all hosts",
-             grave=False),
+    _Subject(
+        "DMA-BUF", lambda f: str(f.gpu.dma_buf.value), "install the same driver and kernel on all hosts", grave=False
+    ),
     _Subject("the image", lambda f: f.environment.image.value or "", _SAME_IMAGE, grave=False),
-)  # fmt: skip
+)
 
 
 def everywhere(names: Sequence[str], judgements: Sequence[Judgement]) -> Judgement:

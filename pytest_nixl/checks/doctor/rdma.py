@@ -101,8 +101,9 @@ def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
     return list(counters.values())
 
 
-@check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?",
-       unless=_no_device)  # fmt: skip
+@check(
+    "rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?", unless=_no_device
+)
 def rdma_ports(facts: Facts, expected: Requirements) -> Judgement:
     """Every RDMA device has an active port, and no link has errors that most others do not have."""
     down = [device for device in facts.rdma if not device.active]

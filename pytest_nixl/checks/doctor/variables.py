@@ -130,9 +130,11 @@ def transports_allowed(facts: Facts, expected: Requirements) -> Judgement:
     works = ucx is not None and not ucx.error and bool(ucx.memories)
     # NIXL looks at the PCI bus: the host of a pod without a GPU, or without a driver, counts.
     refused = (
-        not works and not allows_cuda(text) and any(device.kind == "gpu" for device in facts.pci)
+        not works
+        and not allows_cuda(text)
+        and any(device.kind == "gpu" for device in facts.pci)
         and refuses_no_cuda(facts.software.nixl.value or "")
-    )  # fmt: skip
+    )
     no_cuda = "allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX (NIXL_ERR_BACKEND)"
     if has_rdma(facts, expected):
         rdma = [name for name in tls.names if name in UCX_OF_RDMA or name == "all"]
@@ -148,10 +150,15 @@ def transports_allowed(facts: Facts, expected: Requirements) -> Judgement:
     if not tls.carriers() and not works:
         strange, absent = tls.strange(), tls.absent()
         if strange or absent:
-            listing = " and ".join(filter(None, [
-                f"UCX does not know {named(map(ascii, strange))}{tls.meant()}" if strange else "",
-                tls.without_device(absent) if absent else "",
-            ]))  # fmt: skip
+            listing = " and ".join(
+                filter(
+                    None,
+                    [
+                        f"UCX does not know {named(map(ascii, strange))}{tls.meant()}" if strange else "",
+                        tls.without_device(absent) if absent else "",
+                    ],
+                )
+            )
             return failed(
                 f"UCX_TLS={text} names no transport that can carry NIXL on this host: {listing}", tls.remedy()
             )

@@ -106,16 +106,20 @@ SURVIVED = (
 )
 #: The misuses that crash or spoil some backend of some release, each with a finding of its own.
 DEFECTIVE = (
-    MisuseKind("duplicate-descriptor", "deregister_memory gets a list that names a region twice",
-               "NIXL-DUPLICATE-DESCRIPTOR"),
+    MisuseKind(
+        "duplicate-descriptor", "deregister_memory gets a list that names a region twice", "NIXL-DUPLICATE-DESCRIPTOR"
+    ),
     MisuseKind("released-handle", "a transfer's handle is posted after it was released", "NIXL-RELEASED-HANDLE"),
-    MisuseKind("released-in-flight", "a transfer's handle is released while it is in flight",
-               "LIBFABRIC-RELEASE-STALLS"),
-    MisuseKind("deregistered-source", "a transfer is posted after its own region was deregistered",
-               "NIXL-DEREGISTERED-SOURCE"),
-    MisuseKind("cut-metadata", "the last byte of another agent's metadata is missing", "NIXL-CUT-METADATA",
-               must_refuse=True),
-)  # fmt: skip
+    MisuseKind(
+        "released-in-flight", "a transfer's handle is released while it is in flight", "LIBFABRIC-RELEASE-STALLS"
+    ),
+    MisuseKind(
+        "deregistered-source", "a transfer is posted after its own region was deregistered", "NIXL-DEREGISTERED-SOURCE"
+    ),
+    MisuseKind(
+        "cut-metadata", "the last byte of another agent's metadata is missing", "NIXL-CUT-METADATA", must_refuse=True
+    ),
+)
 KINDS = {kind.id: kind for kind in (*SURVIVED, *DEFECTIVE)}
 
 

@@ -72,9 +72,16 @@ class KvRequestKind:
         variant |= {"requests": str(self.requests)} if self.requests != 1 else {}
         variant |= {"rate": f"{self.rate:.9g}"} if self.rate is not None else {}
         return RowKey(
-            self.backend, self.op, self.memory, plan.piece_bytes, plan.descriptors, 1, self.ranks, self.devices,
+            self.backend,
+            self.op,
+            self.memory,
+            plan.piece_bytes,
+            plan.descriptors,
+            1,
+            self.ranks,
+            self.devices,
             tuple(sorted(variant.items())),
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
         ranks = "" if self.ranks == (0, 1) else f"-{self.ranks[0]}:{self.ranks[1]}"
@@ -269,8 +276,14 @@ def _steps(samples: KvSamples) -> dict[str, float]:
 def times_of(kind: KvRequestKind, samples: KvSamples) -> tuple[Figure, ...]:
     """Return the time of a request until the target has its notification, which a profile may bound."""
     times = samples.requests
-    labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "way": kind.method,
-              "model": kind.plan.model.name, "tokens": kind.plan.tokens}  # fmt: skip
+    labels = {
+        "backend": kind.backend,
+        "op": kind.op,
+        "memory": kind.memory,
+        "way": kind.method,
+        "model": kind.plan.model.name,
+        "tokens": kind.plan.tokens,
+    }
     return (
         Figure.of("kv-request-p50", percentile(times, 50), labels),
         Figure.of("kv-request-p99", percentile(times, 99), labels),

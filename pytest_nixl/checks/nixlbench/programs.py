@@ -88,9 +88,13 @@ class Nixlbench:
 
         def arguments(meeting: Meeting) -> list[str]:
             command_line = command(
-                plain, BACKENDS[plain.backend].PLUGIN, meeting, iterations=settings.iterations, warmup=settings.warmup,
+                plain,
+                BACKENDS[plain.backend].PLUGIN,
+                meeting,
+                iterations=settings.iterations,
+                warmup=settings.warmup,
                 more=settings.nixlbench_args,
-            )  # fmt: skip
+            )
             self._check_known(row, command_line)
             return command_line
 

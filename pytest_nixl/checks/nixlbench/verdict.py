@@ -157,9 +157,11 @@ def _disturbed(results: list[Result], spreads: list[float]) -> Iterator[Result]:
             else "the rows next to it do not confirm that"
         )
         yield replace(
-            result, verdict=Verdict.INCONCLUSIVE, remedy=_QUIET_REMEDY,
+            result,
+            verdict=Verdict.INCONCLUSIVE,
+            remedy=_QUIET_REMEDY,
             reason=f"{result.reason}, but {reason}, and the load of the host during the run is unknown",
-        )  # fmt: skip
+        )
 
 
 def _neighbours(flags: list[bool]) -> list[tuple[bool, bool]]:
@@ -181,8 +183,16 @@ def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, t
     if not 0 < row.bandwidth < math.inf:
         reason = f"{key.words}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with a larger --num_iter."), key)
-    times = (row.latency_avg, row.latency_p99, row.prep_avg, row.prep_p99, row.post_avg, row.post_p99,
-             row.transfer_avg, row.transfer_p99)  # fmt: skip
+    times = (
+        row.latency_avg,
+        row.latency_p99,
+        row.prep_avg,
+        row.prep_p99,
+        row.post_avg,
+        row.post_p99,
+        row.transfer_avg,
+        row.transfer_p99,
+    )
     if any(value is not None and value < 0 for value in times):
         reason = f"{key.words}: nixlbench printed a time below zero: the clock of its host was set back during the run"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
@@ -283,9 +293,11 @@ def _unproven(result: Result, unheard: str) -> Result:
         return result
     name = f"the row {result.row}" if result.row else "the row"
     return replace(
-        result, verdict=Verdict.UNKNOWN, reason=f"{name}: {unheard}: it is unknown whether they were right",
+        result,
+        verdict=Verdict.UNKNOWN,
+        reason=f"{name}: {unheard}: it is unknown whether they were right",
         remedy=_EXIT_REMEDY if "exit code" in unheard else _OUTPUTS_REMEDY,
-    )  # fmt: skip
+    )
 
 
 def _doubted(judged: list[Result]) -> Result:

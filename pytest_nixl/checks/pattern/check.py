@@ -142,9 +142,20 @@ def _culprits(samples: PatternSamples, slow: Sequence[Flow]) -> Iterator[tuple[i
 
 
 __all__ = [
-    "NOTHING", "REMEDY", "FlowRow", "PatternKind", "PatternLaunches", "PatternSamples", "flow_rows",
-    "judge_culprit_of_pattern", "judge_fairness", "judge_pattern_figures", "line_of", "measured_row", "pattern_kinds",
-]  # fmt: skip
+    "NOTHING",
+    "REMEDY",
+    "FlowRow",
+    "PatternKind",
+    "PatternLaunches",
+    "PatternSamples",
+    "flow_rows",
+    "judge_culprit_of_pattern",
+    "judge_fairness",
+    "judge_pattern_figures",
+    "line_of",
+    "measured_row",
+    "pattern_kinds",
+]
 
 NOTHING = "no --nixl-pattern is given, or no requested backend moves bytes between two agents"
 REMEDY = "give --nixl-pattern=incast, and --nixl-backend=UCX or LIBFABRIC"
@@ -213,8 +224,11 @@ class PatternLaunches:
         ranks = kind.pattern.ranks
         if not self._cluster.several:
             _require_room(kind)
-        same = [agent for agent in self._settings.agents if agent.variant(kind.backend, BACKENDS[kind.backend].PLUGIN)
-                == kind.agent]  # fmt: skip
+        same = [
+            agent
+            for agent in self._settings.agents
+            if agent.variant(kind.backend, BACKENDS[kind.backend].PLUGIN) == kind.agent
+        ]
         flows = RankFlows(self._hosts(ranks), self._names(ranks), kind, self._settings, same[0])
         try:
             self._versions[kind] = worker_versions(flows.agents)

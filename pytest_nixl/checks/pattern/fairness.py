@@ -156,8 +156,11 @@ def gpus_shared_by(samples: PatternSamples, flows: Sequence[Flow]) -> str:
     used = [[uuid for uuid in shared if uuid in _gpus(samples, flow)] for flow in flows]
     if not all(used):
         return ""
-    sentences = [f"ranks {_listed(ranks[uuid])} share {samples.gpus[ranks[uuid][0]]}" for uuid in shared
-            if any(uuid in each for each in used)]  # fmt: skip
+    sentences = [
+        f"ranks {_listed(ranks[uuid])} share {samples.gpus[ranks[uuid][0]]}"
+        for uuid in shared
+        if any(uuid in each for each in used)
+    ]
     return f"{_listed(sentences)}, and processes on one GPU take turns unless NVIDIA MPS runs: {OWN_GPU}"
 
 

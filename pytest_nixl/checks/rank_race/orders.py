@@ -167,9 +167,13 @@ class _Pair:
         else:
             wrong = faults(outcomes, 2, self._etcd.get_prefix(self._subject.keys(self._group)))
         return TriedOrders(
-            count, complete, outcomes, tuple(wrong), overlap(self._proxy_clients, owners_of_one_rank(outcomes), names),
+            count,
+            complete,
+            outcomes,
+            tuple(wrong),
+            overlap(self._proxy_clients, owners_of_one_rank(outcomes), names),
             describe_order(self._proxy_clients, names),
-        )  # fmt: skip
+        )
 
     def _wait_for_request(self, proxy_client: ProxyClient, seconds: float) -> bool:
         """Wait until a request of a claimant is held; return False if it has its rank, or waits for the other one."""

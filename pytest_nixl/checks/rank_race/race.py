@@ -55,8 +55,9 @@ class Race:
         """A way to claim ranks with a known race."""
         return FunctionSubject(KNOWN_BAD)
 
-    def claim(self, group: str, size: int, *, endpoint: str = "", function: str = "membership_with_barrier",
-              **more: Any) -> Claimant:  # fmt: skip
+    def claim(
+        self, group: str, size: int, *, endpoint: str = "", function: str = "membership_with_barrier", **more: Any
+    ) -> Claimant:
         """Start a claimant as a process. ``group`` is without the test's prefix."""
         arguments = {"endpoint": endpoint or self.server.endpoint, "group": f"{self.prefix}{group}/", "size": size}
         claimant = Claimant(f"{FUNCTIONS}:{function}", {**arguments, **more})

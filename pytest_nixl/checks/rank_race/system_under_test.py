@@ -22,9 +22,16 @@ from pytest_nixl.model.nixlbench_output import REMEDIES, Trouble
 from pytest_nixl.model.nixlbench_table import read_output
 
 #: Flags with which nixlbench registers and moves little: blocks of 4096 bytes.
-_NIXLBENCH = ("--runtime_type=ETCD", "--etcd_endpoints={endpoint}", "--benchmark_group={group}",
-              "--total_buffer_size=4096", "--start_block_size=4096", "--max_block_size=4096", "--num_iter=16",
-              "--warmup_iter=16")  # fmt: skip
+_NIXLBENCH = (
+    "--runtime_type=ETCD",
+    "--etcd_endpoints={endpoint}",
+    "--benchmark_group={group}",
+    "--total_buffer_size=4096",
+    "--start_block_size=4096",
+    "--max_block_size=4096",
+    "--num_iter=16",
+    "--warmup_iter=16",
+)
 _RANK = r"Registered as rank (?P<rank>[0-9]+) item"
 _HOST = re.compile(r"hostname (\S+)")
 

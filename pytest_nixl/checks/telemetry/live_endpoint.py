@@ -86,8 +86,13 @@ TRANSFER_TIME = TimeNames(
 #: The counts of transfers of a NIXL without histograms.
 _REQUESTS = ("agent_tx_requests_num_total", "agent_rx_requests_num_total")
 _MARKS = (
-    "agent_", "vllm:nixl_", "sglang:kv_transfer_", "sglang:num_transfer_failed_reqs", "trtllm_kv_transfer_", "kvbm_",
-)  # fmt: skip
+    "agent_",
+    "vllm:nixl_",
+    "sglang:kv_transfer_",
+    "sglang:num_transfer_failed_reqs",
+    "trtllm_kv_transfer_",
+    "kvbm_",
+)
 
 
 @dataclass(frozen=True)

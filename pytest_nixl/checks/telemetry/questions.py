@@ -12,40 +12,66 @@ from pytest_nixl.model.verdicts import Verdict
 
 #: Completed requests of vLLM (also by older clients of Prometheus), SGLang and Dynamo's frontend.
 REQUESTS = (
-    "vllm:request_success_total", "vllm:request_success", "sglang:num_requests_total", "dynamo_frontend_requests_total",
-)  # fmt: skip
+    "vllm:request_success_total",
+    "vllm:request_success",
+    "sglang:num_requests_total",
+    "dynamo_frontend_requests_total",
+)
 _TOKENS = ("vllm:generation_tokens_total", "vllm:generation_tokens", "sglang:generation_tokens_total")
 #: Counts of transfers that ended well: the histograms of their times; for a NIXL without these, its requests.
 _TRANSFERS = (
-    ("vllm:nixl_xfer_time_seconds_count",), ("sglang:kv_transfer_latency_ms_count",),
-    ("trtllm_kv_transfer_latency_seconds_count",), ("agent_xfer_time_us_count",),
+    ("vllm:nixl_xfer_time_seconds_count",),
+    ("sglang:kv_transfer_latency_ms_count",),
+    ("trtllm_kv_transfer_latency_seconds_count",),
+    ("agent_xfer_time_us_count",),
     ("agent_tx_requests_num_total", "agent_rx_requests_num_total"),
-)  # fmt: skip
+)
 #: The seconds of all transfers, and the seconds of one unit.
 _SECONDS = (
-    ("vllm:nixl_xfer_time_seconds_sum", 1.0), ("agent_xfer_time_us_sum", 1e-6), ("agent_xfer_time_total", 1e-6),
-)  # fmt: skip
+    ("vllm:nixl_xfer_time_seconds_sum", 1.0),
+    ("agent_xfer_time_us_sum", 1e-6),
+    ("agent_xfer_time_total", 1e-6),
+)
 _POST_SECONDS = (
-    ("vllm:nixl_post_time_seconds_sum", 1.0), ("agent_xfer_post_time_us_sum", 1e-6),
+    ("vllm:nixl_post_time_seconds_sum", 1.0),
+    ("agent_xfer_post_time_us_sum", 1e-6),
     ("agent_xfer_post_time_total", 1e-6),
-)  # fmt: skip
+)
 _BYTES = (("vllm:nixl_bytes_transferred_sum",), ("agent_tx_bytes_total", "agent_rx_bytes_total"))
 #: Counters of failures, in the order of their severity: what happened, and what to do.
 _FAILURES = (
-    ("failed transfers", ("vllm:nixl_num_failed_transfers", "agent_errors", "sglang:num_transfer_failed_reqs"),
-     "search decode's log for NIXL_ERR, and give that line to pytest-nixl explain; these answers may be wrong"),
-    ("notifications after the lease, whose blocks may have been reused", ("vllm:nixl_num_notifications_after_expiry",),
-     "raise kv_lease_duration on prefill; these answers may be wrong"),
-    ("expired requests", ("vllm:nixl_num_kv_expired_reqs",),
-     "decode waited longer than prefill's lease: raise kv_lease_duration in kv_connector_extra_config (before vLLM "
-     "0.25.0: VLLM_NIXL_ABORT_REQUEST_TIMEOUT), or add decode engines"),
-    ("failed notifications", ("vllm:nixl_num_failed_notifications",),
-     "prefill keeps these blocks until the lease ends: search decode's log for NIXL_ERR"),
-    ("requests that failed at the bootstrap", ("sglang:num_bootstrap_failed_reqs",),
-     "decode did not reach prefill's bootstrap server: check its --host, its port and network policies"),
-    ("blocks of KVBM that could not be read or written", ("kvbm_object_read_failures", "kvbm_object_write_failures"),
-     "check the object store: pytest-nixl doctor"),
-)  # fmt: skip
+    (
+        "failed transfers",
+        ("vllm:nixl_num_failed_transfers", "agent_errors", "sglang:num_transfer_failed_reqs"),
+        "search decode's log for NIXL_ERR, and give that line to pytest-nixl explain; these answers may be wrong",
+    ),
+    (
+        "notifications after the lease, whose blocks may have been reused",
+        ("vllm:nixl_num_notifications_after_expiry",),
+        "raise kv_lease_duration on prefill; these answers may be wrong",
+    ),
+    (
+        "expired requests",
+        ("vllm:nixl_num_kv_expired_reqs",),
+        "decode waited longer than prefill's lease: raise kv_lease_duration in kv_connector_extra_config (before vLLM "
+        "0.25.0: VLLM_NIXL_ABORT_REQUEST_TIMEOUT), or add decode engines",
+    ),
+    (
+        "failed notifications",
+        ("vllm:nixl_num_failed_notifications",),
+        "prefill keeps these blocks until the lease ends: search decode's log for NIXL_ERR",
+    ),
+    (
+        "requests that failed at the bootstrap",
+        ("sglang:num_bootstrap_failed_reqs",),
+        "decode did not reach prefill's bootstrap server: check its --host, its port and network policies",
+    ),
+    (
+        "blocks of KVBM that could not be read or written",
+        ("kvbm_object_read_failures", "kvbm_object_write_failures"),
+        "check the object store: pytest-nixl doctor",
+    ),
+)
 #: A transfer of fewer bytes shows latency, and not bandwidth.
 _LEAST_BYTES = 1 << 20
 #: Below this rate a transfer is as slow as TCP, or as a copy through pageable host memory.
@@ -119,8 +145,12 @@ def _used(samples: Sequence[MetricSample], requests: float | None, transfers: fl
 def _fails(samples: Sequence[MetricSample], has_worked: bool) -> Answer:
     question, texts, remedies, has_counter = "Does it fail?", [], [], False
     for failure, names, remedy in _FAILURES:
-        values = [value for name in names for suffix in ("", "_total")
-                  if (value := total(samples, f"{name}{suffix}")) is not None]  # fmt: skip
+        values = [
+            value
+            for name in names
+            for suffix in ("", "_total")
+            if (value := total(samples, f"{name}{suffix}")) is not None
+        ]
         has_counter |= bool(values)
         if count := sum(values):
             texts.append(f"{count:.15g} {failure}")

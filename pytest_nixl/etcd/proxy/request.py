@@ -63,14 +63,26 @@ STREAMS = frozenset({"Watch", "LeaseKeepAlive", "Observe", "Snapshot"})
 
 #: The end of a gateway URL, and gRPC's name of that method.
 _GATEWAY = {
-    "kv/range": "Range", "kv/put": "Put", "kv/deleterange": "DeleteRange", "kv/txn": "Txn",
-    "kv/compaction": "Compact", "lease/grant": "LeaseGrant", "lease/revoke": "LeaseRevoke",
-    "kv/lease/revoke": "LeaseRevoke", "lease/timetolive": "LeaseTimeToLive", "kv/lease/timetolive": "LeaseTimeToLive",
-    "lease/leases": "LeaseLeases", "kv/lease/leases": "LeaseLeases", "watch": "Watch", "lock/lock": "Lock",
-    "lock/unlock": "Unlock", "maintenance/status": "Status", "auth/authenticate": "Authenticate",
+    "kv/range": "Range",
+    "kv/put": "Put",
+    "kv/deleterange": "DeleteRange",
+    "kv/txn": "Txn",
+    "kv/compaction": "Compact",
+    "lease/grant": "LeaseGrant",
+    "lease/revoke": "LeaseRevoke",
+    "kv/lease/revoke": "LeaseRevoke",
+    "lease/timetolive": "LeaseTimeToLive",
+    "kv/lease/timetolive": "LeaseTimeToLive",
+    "lease/leases": "LeaseLeases",
+    "kv/lease/leases": "LeaseLeases",
+    "watch": "Watch",
+    "lock/lock": "Lock",
+    "lock/unlock": "Unlock",
+    "maintenance/status": "Status",
+    "auth/authenticate": "Authenticate",
     # Through the gateway it has a single answer, so it is not a stream.
     "lease/keepalive": "LeaseKeepAliveOnce",
-}  # fmt: skip
+}
 _RANDOM = re.compile(r"[0-9a-f]{12,}")
 
 
@@ -258,8 +270,12 @@ def _lock(name: bytes) -> Access:
 
 
 # In the gateway's JSON bytes are base64, and a name may be ``range_end`` or ``rangeEnd``.
-_JSON_OPERATIONS = {"request_range": "Range", "request_put": "Put", "request_delete_range": "DeleteRange",
-                    "request_txn": "Txn"}  # fmt: skip
+_JSON_OPERATIONS = {
+    "request_range": "Range",
+    "request_put": "Put",
+    "request_delete_range": "DeleteRange",
+    "request_txn": "Txn",
+}
 
 
 def _of_json(method: str, payload: Mapping[str, Any]) -> Iterator[Access]:

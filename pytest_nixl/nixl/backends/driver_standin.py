@@ -154,21 +154,41 @@ def shared_object(soname: str, functions: Sequence[str], result: int, machine: s
         struct.pack(_SYMBOL, offset, _GLOBAL_FUNCTION, 0, _ANY_SECTION, code_at, len(code)) for offset in offsets[1:]
     )
     tags = (
-        (_SONAME, offsets[0]), (_HASH, hash_at), (_STRINGS, strings_at), (_SYMBOLS, symbols_at),
-        (_STRINGS_SIZE, len(strings)), (_SYMBOL_ENTRY, _SYMBOL_SIZE), (_END, 0),
-    )  # fmt: skip
+        (_SONAME, offsets[0]),
+        (_HASH, hash_at),
+        (_STRINGS, strings_at),
+        (_SYMBOLS, symbols_at),
+        (_STRINGS_SIZE, len(strings)),
+        (_SYMBOL_ENTRY, _SYMBOL_SIZE),
+        (_END, 0),
+    )
     dynamic = b"".join(struct.pack(_TAG, *tag) for tag in tags)
-    segments = b"".join((
-        _segment(_LOADED, _READ | _EXECUTE, 0, 0, dynamic_at, _PAGE),
-        _segment(_LOADED, _READ | _WRITE, dynamic_at, dynamic_at + _PAGE, len(dynamic), _PAGE),
-        _segment(_DYNAMIC, _READ | _WRITE, dynamic_at, dynamic_at + _PAGE, len(dynamic), 8),
-        # Without it the loader asks for an executable stack, which many kernels refuse.
-        _segment(_STACK, _READ | _WRITE, 0, 0, 0, 16),
-    ))  # fmt: skip
+    segments = b"".join(
+        (
+            _segment(_LOADED, _READ | _EXECUTE, 0, 0, dynamic_at, _PAGE),
+            _segment(_LOADED, _READ | _WRITE, dynamic_at, dynamic_at + _PAGE, len(dynamic), _PAGE),
+            _segment(_DYNAMIC, _READ | _WRITE, dynamic_at, dynamic_at + _PAGE, len(dynamic), 8),
+            # Without it the loader asks for an executable stack, which many kernels refuse.
+            _segment(_STACK, _READ | _WRITE, 0, 0, 0, 16),
+        )
+    )
     header = struct.pack(
-        _HEADER, _LITTLE_ENDIAN_64_BIT, _SHARED_LIBRARY, _MACHINES[machine], 1, 0, _HEADER_SIZE, 0, 0,
-        _HEADER_SIZE, _SEGMENT_SIZE, 4, 0, _NO_SECTION, 0,
-    )  # fmt: skip
+        _HEADER,
+        _LITTLE_ENDIAN_64_BIT,
+        _SHARED_LIBRARY,
+        _MACHINES[machine],
+        1,
+        0,
+        _HEADER_SIZE,
+        0,
+        0,
+        _HEADER_SIZE,
+        _SEGMENT_SIZE,
+        4,
+        0,
+        _NO_SECTION,
+        0,
+    )
     body = header + segments + code + hashes
     return (body.ljust(symbols_at, b"\0") + symbols + strings).ljust(dynamic_at, b"\0") + dynamic
 

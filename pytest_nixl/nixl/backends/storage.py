@@ -13,10 +13,19 @@ from pytest_nixl.model.memory import HOST, MemoryPair
 #: Credentials and the account's URL are left to the variables of AWS and Azure: parameters are recorded, and a row key
 #: holds no URL.
 OBJECT_PARAMETERS = {
-    "OBJ": ("bucket", "ca_bundle", "crtMinLimit", "endpoint_override", "region", "req_checksum", "resp_checksum",
-            "scheme", "use_virtual_addressing"),
+    "OBJ": (
+        "bucket",
+        "ca_bundle",
+        "crtMinLimit",
+        "endpoint_override",
+        "region",
+        "req_checksum",
+        "resp_checksum",
+        "scheme",
+        "use_virtual_addressing",
+    ),
     "AZURE_BLOB": ("ca_bundle", "container_name"),
-}  # fmt: skip
+}
 OBJECT_PLUGINS = tuple(OBJECT_PARAMETERS)
 _FILE = re.compile(r"^pytest-nixl: file (\S+)$", re.MULTILINE)
 _SERVER = re.compile(r"^pytest-nixl: objects (\S+)$", re.MULTILINE)

@@ -35,8 +35,20 @@ _HANDLE, _PREPARED, _REGISTERED, _PLACES, _REMOTE = (
 #: The methods that return a handle, and its kind; in some releases a handle is a plain number.
 HANDLES = {"initialize_xfer": _HANDLE, "make_prepped_xfer": _HANDLE, "prep_xfer_dlist": _PREPARED}
 #: The methods of descriptor lists that change or return their descriptors.
-LIST_METHODS = ("descCount", "isEmpty", "getType", "index", "append", "addDesc", "remDesc", "clear", "trim", "print",
-                "__getitem__", "__setitem__")  # fmt: skip
+LIST_METHODS = (
+    "descCount",
+    "isEmpty",
+    "getType",
+    "index",
+    "append",
+    "addDesc",
+    "remDesc",
+    "clear",
+    "trim",
+    "print",
+    "__getitem__",
+    "__setitem__",
+)
 #: The fields of the telemetry of a transfer.
 TELEMETRY_FIELDS = ("startTime", "postDuration", "xferDuration", "totalBytes", "descCount")
 #: The methods after which NIXL has freed their argument. To use it again would crash the process.

@@ -303,9 +303,15 @@ def _versions(path: str) -> dict[str, str]:
     """Return the versions of a program's UCX and libfabric, without running the program."""
     try:
         done = subprocess.run(
-            [path], env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=10, check=False,
-        )  # fmt: skip
+            [path],
+            env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return {}
     libraries = {Path(match).name: match for match in re.findall(r"=> (/\S+)", done.stdout)}

@@ -195,12 +195,28 @@ def _cut_metadata(scene: PeerScene) -> Generator[None, None, None]:
 MISUSES: dict[str, Misuse] = {
     function.__name__[1:].replace("_", "-"): function
     for function in (
-        _duplicate_descriptor, _released_handle, _deregistered_source, _registered_twice, _deregistered_twice,
-        _empty_region, _overlapping_regions, _beyond_own_region, _beyond_peers_region, _different_lengths,
-        _empty_transfer, _overlapping_transfer, _unknown_agent, _notification_to_unknown_agent, _index_out_of_range,
-        _posted_twice, _released_in_flight, _released_twice, _handles_kept, _cut_metadata,
+        _duplicate_descriptor,
+        _released_handle,
+        _deregistered_source,
+        _registered_twice,
+        _deregistered_twice,
+        _empty_region,
+        _overlapping_regions,
+        _beyond_own_region,
+        _beyond_peers_region,
+        _different_lengths,
+        _empty_transfer,
+        _overlapping_transfer,
+        _unknown_agent,
+        _notification_to_unknown_agent,
+        _index_out_of_range,
+        _posted_twice,
+        _released_in_flight,
+        _released_twice,
+        _handles_kept,
+        _cut_metadata,
     )
-}  # fmt: skip
+}
 
 
 def carry_out(agent: Any, misuse: str, backend: str, seconds: float) -> dict[str, Any]:
