@@ -13,7 +13,7 @@ from math import ceil
 
 from pytest_nixl.cluster.group import TTL, Roster
 from pytest_nixl.cluster.mailbox import TOGETHER
-from pytest_nixl.cluster.membership import SAID_BY, SAID_EVERY, WATCH_SECONDS
+from pytest_nixl.cluster.membership import FREQUENT_RANKS, MESSAGE_SECONDS, WATCH_SECONDS
 from pytest_nixl.etcd.transaction import REQUEST_LIMIT
 
 #: The bytes of a seal and the space behind it.
@@ -110,7 +110,7 @@ def waited(ranks: int, ttl: int = TTL) -> float:
 
     :param ttl: the seconds of a lease.
     """
-    printed = SAID_EVERY * max(1.0, ranks / SAID_BY)
+    printed = MESSAGE_SECONDS * max(1.0, ranks / FREQUENT_RANKS)
     return ranks * (3 / ttl + 1 / printed + 1 / min(printed, ttl))
 
 

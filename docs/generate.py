@@ -632,7 +632,7 @@ def connector_rules_page() -> str:
     ]
     for layer in ConfigurationLayer:
         rows = (
-            (code(rule.field), str(rule.holds or rule.engine or "all"), plain(rule.requirement), plain(rule.source))
+            (code(rule.field), str(rule.releases or rule.engine or "all"), plain(rule.requirement), plain(rule.source))
             for rule in RULES
             if rule.layer is layer
         )

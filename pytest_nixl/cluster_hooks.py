@@ -18,13 +18,13 @@ from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.signals import sigterm_ends_in_order
-from pytest_nixl.model.conclusion import failed_beside, summary_line, told
+from pytest_nixl.model.conclusion import failed_beside, summary_line, verdict_fields
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import OPTIONS, Settings
 from pytest_nixl.model.verdicts import INTERRUPTED, Verdict
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.report.junit import add_early_end, name_by_rank, write_again
-from pytest_nixl.report.outputs import leave_again
+from pytest_nixl.report.outputs import rewrite_reports
 from pytest_nixl.session.run import Run
 
 #: The largest number of failing results that the peers print.
@@ -87,7 +87,7 @@ def take_part(session: pytest.Session, run: Run) -> bool | None:
             rank_session.fault = error
             ending = Ending(1, str(error))
             rank_session.ending = ending
-            run.found.note(*rank_session.look())
+            run.record.note(*rank_session.describe_loss())
     _report(session, rank_session, ending)
     return True
 
@@ -97,7 +97,7 @@ def conclude(session: pytest.Session, run: Run) -> None:
     rank_session = run.rank_session
     if rank_session is None:
         return
-    run.found.note(*rank_session.ignored())
+    run.record.note(*rank_session.ignored())
     if rank_session.ending is not None:
         session.exitstatus = rank_session.ending.code
     elif rank_session.driver is None:
@@ -108,13 +108,13 @@ def conclude(session: pytest.Session, run: Run) -> None:
         add_early_end(session.config, f"{INTERRUPTED}: {rank_session.ending.verdict}")
     elif rank_session.faults:
         lost = [Result("ranks", "", Verdict.ERROR, error.reason, error.remedy) for error in rank_session.faults]
-        run.found.add_run_results(lost)
-        run.found.note(*rank_session.look())
+        run.record.add_run_results(lost)
+        run.record.note(*rank_session.describe_loss())
         if session.exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def leave(session: pytest.Session, run: Run) -> list[str]:
+def leave_group(session: pytest.Session, run: Run) -> list[str]:
     """Leave the group after all reports are written.
 
     :returns: one sentence for each thing that could not be done.
@@ -124,14 +124,16 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
         return []
     code = int(session.exitstatus)
     when = "" if rank_session.faults else " after the last check"
-    message = rank_session.finish(rank_session.ending or Ending(code, _verdict(run, code), told=_conclusion(run, code)))
+    message = rank_session.finish(
+        rank_session.ending or Ending(code, _verdict(run, code), verdict_fields=_conclusion(run, code))
+    )
     if rank_session.faults and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if rank_session.faults and not run.found.interrupted:
+    if rank_session.faults and not run.record.interrupted:
         # A rank was lost after the reports were written, or this peer lost the group: write them again.
-        run.found.interrupt(f"{INTERRUPTED}{when}: {rank_session.faults[0].reason}")
+        run.record.interrupt(f"{INTERRUPTED}{when}: {rank_session.faults[0].reason}")
         if rank_session.drives:
-            leave_again(session.config, run)
+            rewrite_reports(session.config, run)
         write_again(session.config, run)
     return message
 
@@ -150,14 +152,14 @@ def _whole(code: int) -> bool:
 
 
 def _conclusion(run: Run, code: int) -> dict[str, Any]:
-    if not run.usable or (not run.found.interrupted and not _whole(code)):
+    if not run.usable or (not run.record.interrupted and not _whole(code)):
         return {}
-    conclusion = told(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted)
+    conclusion = verdict_fields(run.record.results, gate=run.settings.gate, interrupted=run.record.interrupted)
     return conclusion if code == pytest.ExitCode.OK else failed_beside(conclusion, code)
 
 
 def _verdict(run: Run, code: int) -> str:
-    collected, last = run.found, []
+    collected, last = run.record, []
     if run.usable and not collected.results and not collected.interrupted:
         last = [f"no NIXL check ran; the tests of rank 0 ended with exit code {code}"]
     elif run.usable:

@@ -135,8 +135,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "nixl_early(waits=seconds): a check of the suites that measures nothing, and may run beside others; waits: how "
-        "long it waits, if that is seconds",
+        "nixl_early(waits=seconds): a check of the suites that measures nothing, and may run while others do; waits: "
+        "how long it waits, if that is seconds",
     )
     if "suites" in config.getini("testpaths") or any("nixl" in argument for argument in config.args):
         from pytest_nixl.report.brief_output import quiet_benchmarks

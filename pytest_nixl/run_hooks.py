@@ -24,11 +24,11 @@ from pytest_nixl.processes.supervisor import SupervisorError, supervisor
 from pytest_nixl.processes.worker_parent import parent_of_workers, prepare
 from pytest_nixl.report.brief_output import BriefOutput, finish, status_word, without_benchmark_header
 from pytest_nixl.report.junit import add_run_cases, name_by_module
-from pytest_nixl.report.outputs import leave, leave_again, leave_refusal, leave_session_refusal
+from pytest_nixl.report.outputs import rewrite_reports, write_refusal, write_reports, write_session_refusal
 from pytest_nixl.report.row_progress import RowProgress
-from pytest_nixl.report.terminal import header, last_word, report_if_left_out
+from pytest_nixl.report.terminal import header, repeat_verdict, report_if_unwritten
 from pytest_nixl.session.agent_check import refuse_agent_options
-from pytest_nixl.session.baseline import compare, find, tell_of_no_baseline
+from pytest_nixl.session.baseline import compare, find, note_missing_baseline
 from pytest_nixl.session.benchmark import make_benchmark, read_machine_early, records_figures
 from pytest_nixl.session.check_result import add_result, watch_call, watch_load
 from pytest_nixl.session.completeness import completeness_of, refuse_exit_code_0
@@ -73,7 +73,7 @@ class _Results:
             name_by_module(self._run.config, report)
         result = getattr(report, "nixl_result", None)
         if result is not None:
-            self._run.found.add_result(self._reruns.judge(result, report))
+            self._run.record.add_result(self._reruns.judge(result, report))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_to_serializable(self) -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
@@ -135,7 +135,7 @@ class RunHooks:
                 refuse_accidents(config, run.settings)
                 find(run)
         except pytest.UsageError as error:
-            leave_refusal(config, run, str(error))
+            write_refusal(config, run, str(error))
             raise
         hooks = cls(run)
         if not config.pluginmanager.has_plugin("nixl-output"):
@@ -253,7 +253,7 @@ class RunHooks:
 
     def benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Add our part to the record of pytest-benchmark."""
-        if self.run.found.results:
+        if self.run.record.results:
             add_ours(output_json, self.run)
 
     def sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
@@ -265,30 +265,30 @@ class RunHooks:
             conclude(session, run)
         if not run.parallel and not run.serves:
             if exitstatus == pytest.ExitCode.USAGE_ERROR:
-                leave_session_refusal(session.config, run)
+                write_session_refusal(session.config, run)
             elif run.usable:  # else the refused settings end the run
-                run.found.interrupt(completeness_of(run).interruption(session))
-            if run.found.interrupted or ((run.found.results or run.configured) and exitstatus in (0, 1, 5)):
+                run.record.interrupt(completeness_of(run).interruption(session))
+            if run.record.interrupted or ((run.record.results or run.configured) and exitstatus in (0, 1, 5)):
                 _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here
                 self._conclude(session)
                 self.failed_code = int(session.exitstatus) or None
         try:
             yield
         except BaseException as error:
-            if not (run.found.results or run.configured) or run.parallel or run.serves or not run.usable:
+            if not (run.record.results or run.configured) or run.parallel or run.serves or not run.usable:
                 raise
-            run.found.interrupt(completeness_of(run).crash(error))
+            run.record.interrupt(completeness_of(run).crash(error))
             refuse_exit_code_0(session, error)
-            leave_again(session.config, run)
+            rewrite_reports(session.config, run)
             if not isinstance(error, KeyboardInterrupt):  # after Ctrl-C, what pytest left out is written below
                 raise
         if run.rank_session is not None:
-            from pytest_nixl.cluster_hooks import leave as leave_group
+            from pytest_nixl.cluster_hooks import leave_group as leave_group
 
             for text in leave_group(session, run):
                 print(text, file=sys.stderr)
-        if run.found.interrupted or run.serves:
-            report_if_left_out(session.config, run)
+        if run.record.interrupted or run.serves:
+            report_if_unwritten(session.config, run)
         if session.exitstatus == pytest.ExitCode.OK:  # another plugin may have changed it
             session.exitstatus = self.failed_code or session.exitstatus
         if not run.parallel:
@@ -298,21 +298,21 @@ class RunHooks:
         """Add the results that belong to no test, set the exit status by them, and write record and reports."""
         run, settings = self.run, self.run.settings
         profile = load_profile(settings.profile)
-        collected = run.found
+        collected = run.record
         collected.order_rows(run.collected.places)
         if collected.interrupted and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         if collected.ended or not collected.interrupted:
             missing = missed(profile, run) if settings.gate else unchecked(run)
-            run.found.add_run_results(missing)
+            run.record.add_run_results(missing)
             if not collected.ended:
                 compare(run)
-            if failed(run.found.results, profile, gate=settings.gate):
+            if failed(run.record.results, profile, gate=settings.gate):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if collected.interrupted:
-            tell_of_no_baseline(run)
+            note_missing_baseline(run)
         add_run_cases(session.config, run)
-        leave(session.config, run)
+        write_reports(session.config, run)
 
     def terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write what remains to be said of the run."""
@@ -322,5 +322,5 @@ class RunHooks:
         """Leave the group of ranks, and write the reason of an interruption as the very last line."""
         if self.run.rank_session is not None:
             self.run.rank_session.close()
-        if self.run.found.interrupted:
-            last_word(self.run.config, self.run)
+        if self.run.record.interrupted:
+            repeat_verdict(self.run.config, self.run)

@@ -182,16 +182,16 @@ class Rows:
         )
 
         def more(samples: Samples, second: Samples) -> bool:
-            self._run.found.other_samples[second.key] = second
+            self._run.record.other_samples[second.key] = second
             return len(samples.values) < MOST_LAUNCHES and second.corruption is None and self.needs_launch(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, needs_another=more)
-        self._run.found.other_versions.update(versions_of(other.initiator, other.target))
+        self._run.record.other_versions.update(versions_of(other.initiator, other.target))
         return samples
 
     def needs_launch(self, samples: Samples) -> bool:
         """Whether one more launch is required, or could decide what the launches so far leave open."""
-        self._run.found.samples_so_far = samples
+        self._run.record.samples_so_far = samples
         if samples.corruption is not None:
             return False
         return (
@@ -220,13 +220,13 @@ class Rows:
             versions, more = versions_of(link.initiator, link.target), _of_each_end(link)
         if summary is None:
             summary = RowSummary.of(samples, self._expectation(samples), self._profile.machine)
-        self._run.found.add_row(self._item.nodeid, summary)
-        self._run.found.versions.update(versions or {})
+        self._run.record.add_row(self._item.nodeid, summary)
+        self._run.record.versions.update(versions or {})
         if self._benchmark is not None:
             self._benchmark.has_error = False
             record_samples(self._item, self._benchmark, samples, more or {})
             if self._benchmark.stats is not None:  # None: pytest-benchmark is disabled
-                self._run.found.benchmarks.append(self._benchmark.stats)
+                self._run.record.benchmarks.append(self._benchmark.stats)
 
     def judge(self, samples: Samples) -> Judgement:
         """Judge samples by what the profile expects of their row."""
@@ -264,7 +264,7 @@ def record_figures(
     def write(figures: Sequence[Figure], defaults: Sequence[Bound] = ()) -> Judgement:
         bounds = (*profile.bounds, *defaults)
         limited = tuple(bounded(figure, bounds) for figure in figures)
-        nixl_run.found.add_figures(request.node.nodeid, limited)
+        nixl_run.record.add_figures(request.node.nodeid, limited)
         if benchmark is not None:
             record_timed_figures(request.node, benchmark, limited)
         return judge_figures(figures, bounds)

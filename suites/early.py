@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run checks that measure nothing beside each other: most of their time they wait, or use one processor.
+"""Run checks that measure nothing at the same time: most of their time they wait, or use one processor.
 
 Such a check has the marker ``nixl_early``. When pytest calls the first of them, those that follow start, a few at a
 time, each in a thread and with arguments of its own, from the fixtures that are declared by :func:`fixture`. Pytest
@@ -24,7 +24,7 @@ from pytest_nixl.fixtures.agents import opened_agents
 from pytest_nixl.fixtures.opened_etcd import opened_etcd, opened_etcd_proxies, opened_private_etcd
 
 MARKER = "nixl_early"
-#: The packages whose checks measure. Nothing runs beside them.
+#: The packages whose checks measure. Nothing else runs meanwhile.
 _MEASURING = frozenset({"bandwidth", "control_path", "endurance", "kv_cache", "pattern"})
 #: Fixtures that end a test with a verdict. In a thread they keep what they are called with.
 _CONCLUDE = ("verdict", "finding")
@@ -43,7 +43,7 @@ class _ConcludedError(BaseException):
     """The body of a check has called ``verdict`` or ``finding``, which ends it."""
 
 
-class Own:
+class CheckArguments:
     """The arguments of one check that runs beside others, each made when it is first taken.
 
     :param item: its test.
@@ -94,7 +94,7 @@ class _Check:
         """Run the body of the test with arguments of its own; keep how it ended."""
         try:
             with ExitStack() as stack:
-                own_fixtures = Own(self.item, self._shared, stack)
+                own_fixtures = CheckArguments(self.item, self._shared, stack)
                 names = inspect.signature(self.item.function).parameters
                 arguments = {name: self._concluder(name) if name in _CONCLUDE else own_fixtures[name] for name in names}
                 with suppress(_ConcludedError):
@@ -221,13 +221,13 @@ def _beside_each_other(config: pytest.Config) -> bool:
 
 
 @contextmanager
-def _opened_agent(arguments: Own) -> Iterator[NixlAgent]:
+def _opened_agent(arguments: CheckArguments) -> Iterator[NixlAgent]:
     with opened_agents(arguments["nixl_settings"]) as agents:
         yield agents.start()
 
 
 #: The plugin's fixtures that checks take, each with the context that it is.
-_OPENED: dict[str, Callable[[Own], AbstractContextManager[Any]]] = {
+_OPENED: dict[str, Callable[[CheckArguments], AbstractContextManager[Any]]] = {
     "nixl_etcd": lambda arguments: opened_etcd(arguments["nixl_etcd_server"], arguments.name),
     "nixl_private_etcd": lambda arguments: opened_private_etcd(arguments["nixl_settings"]),
     "nixl_etcd_proxy": lambda arguments: opened_etcd_proxies(),

@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error is not output.failure:
             return _refuse(_one_line(_system_error_text(error)))
-        _lead_nowhere()
+        _discard_stdout()
         if isinstance(error, BrokenPipeError):
             _refuse("standard output cannot be written: the program that was reading it has ended")
             return FAILED
@@ -189,11 +189,11 @@ def _system_error_text(error: OSError) -> str:
     return "; remedy: ".join(file_fault(error))
 
 
-def _lead_nowhere() -> None:
+def _discard_stdout() -> None:
     """Discard further output, because Python would otherwise fail again at exit, when it flushes its buffer."""
-    from pytest_nixl.core.terminal_output import lead_nowhere  # which imports pytest: 60 ms that no command needs
+    from pytest_nixl.core.terminal_output import discard_stdout  # which imports pytest: 60 ms that no command needs
 
-    lead_nowhere()
+    discard_stdout()
 
 
 class _Parser(argparse.ArgumentParser):

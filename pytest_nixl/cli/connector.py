@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from pytest_nixl.checks.connector.comparison import compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.connector.rules import ConfigurationLayer
+from pytest_nixl.core.sentences import named
 from pytest_nixl.core.strict import escape
-from pytest_nixl.core.words import named
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
 
 if TYPE_CHECKING:

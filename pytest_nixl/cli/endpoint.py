@@ -30,7 +30,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _lines(explanation: Explanation) -> Iterator[str]:
     yield explanation.text if explanation.text.strip() == explanation.text != "" else repr(explanation.text)
     reading = explanation.nixl
-    yield f"  NIXL {'reads it' if reading.works else 'does not read it'}: {reading.why}"
+    yield f"  NIXL {'reads it' if reading.works else 'does not read it'}: {reading.reason}"
     for note in reading.notes:
         yield f"  {note.finding}: {note.text}"
     if explanation.rewrite != explanation.text or explanation.advice:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.deployment_etcd.agents import DEFAULT_NAMESPACE, NamespaceName
-from pytest_nixl.checks.deployment_etcd.deployment import look
+from pytest_nixl.checks.deployment_etcd.deployment import survey_deployment
 from pytest_nixl.checks.deployment_etcd.deployment_text import lines, plain
 from pytest_nixl.checks.deployment_etcd.problem import quoted
 from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
+from pytest_nixl.core.sentences import plural
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.units import parse_size
-from pytest_nixl.core.words import plural
 from pytest_nixl.host.etcd import client_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
     limit = parse_size(arguments.max_request_bytes)
     with client_of(arguments.endpoints, "give its URL", _TIMEOUT) as client:
         command = f"pytest-nixl etcd {','.join(client.endpoints)}"
-        contents = look(client, namespace, command=command, limit=limit, connect=not arguments.no_connect)
+        contents = survey_deployment(client, namespace, command=command, limit=limit, connect=not arguments.no_connect)
         if arguments.remove_dead:
             return _remove(arguments, client, contents, command)
     return _report(arguments, contents)

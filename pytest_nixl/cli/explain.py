@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_nixl.cli.log_scan import WEIGHTS, LogScan, Seen, read_messages
+from pytest_nixl.cli.log_scan import WEIGHTS, LogScan, MessageMatch, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file, with_plain_links
 from pytest_nixl.core.untrusted_file import open_regular
 from pytest_nixl.model.findings import FINDINGS, known_finding
@@ -98,7 +98,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if logs:
         return _explain_logs(logs, arguments)
     if query and not arguments.kind and (matches := _scan(io.BytesIO(os.fsencode(query)), quoted=True).seen()):
-        return _print_seen([("", match) for match in matches], arguments)
+        return _print_matches([("", match) for match in matches], arguments)
     if len(query) > _MOST_LETTERS:
         raise ValueError("nothing is known of these words")
     entries = [entry for entry in _entries() if arguments.kind in ("", entry.kind)]
@@ -131,7 +131,7 @@ def _logs(paths: list[str]) -> list[str]:
 
 
 def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
-    matches: list[tuple[str, Seen]] = []
+    matches: list[tuple[str, MessageMatch]] = []
     lines = 0
     for log in logs:
         if log == "-":
@@ -146,7 +146,7 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
         length = f"{lines} line{'s' if lines > 1 else ''}"
         raise ValueError(f"nothing is known of this log of {length}" if lines else "the log is empty")
     matches.sort(key=lambda pair: WEIGHTS.index(pair[1].message.weight))
-    return _print_seen(matches, arguments, log=True)
+    return _print_matches(matches, arguments, log=True)
 
 
 def _scan(stream: BinaryIO, *, quoted: bool = False) -> LogScan:
@@ -155,7 +155,7 @@ def _scan(stream: BinaryIO, *, quoted: bool = False) -> LogScan:
     return scan
 
 
-def _print_seen(matches: list[tuple[str, Seen]], arguments: argparse.Namespace, *, log: bool = False) -> int:
+def _print_matches(matches: list[tuple[str, MessageMatch]], arguments: argparse.Namespace, *, log: bool = False) -> int:
     """Print what messages mean, the most likely cause first, and those that are harmless in one line.
 
     :param log: say on which lines they are.
@@ -186,7 +186,7 @@ def _print_seen(matches: list[tuple[str, Seen]], arguments: argparse.Namespace, 
     return 0
 
 
-def _place_in_log(label: str, match: Seen) -> str:
+def _place_in_log(label: str, match: MessageMatch) -> str:
     times = f", {match.count} times" if match.count > 1 else ""
     return f"{label}line {match.line}{times}:"
 

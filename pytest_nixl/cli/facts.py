@@ -16,9 +16,9 @@ from pytest_nixl.core.redaction import hider
 from pytest_nixl.core.units import gigabits
 from pytest_nixl.core.untrusted_file import write_regular
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu_nic_affinity import WORDS, Topology
+from pytest_nixl.host.gpu_nic_affinity import DESCRIPTIONS, Topology
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
-from pytest_nixl.host.recorded_tree import ASKED, Fact, FactsRoot
+from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
 from pytest_nixl.model.verdicts import Outcome, outcome
 
 _UNKNOWN = "unknown"
@@ -109,7 +109,7 @@ def near_lines(facts: Facts) -> Iterator[str]:
     for near in facts.near:
         gpu = placed[str(near.gpu)]
         lacks = "no network card" if facts.rdma else "this host has no RDMA device"
-        cards = f"{', '.join(near.devices)} ({WORDS[near.how]})" if near.devices else lacks
+        cards = f"{', '.join(near.devices)} ({DESCRIPTIONS[near.how]})" if near.devices else lacks
         sole = f"; when all GPUs are used, only: {', '.join(near.own)}" if 0 < len(near.own) < len(near.devices) else ""
         write = _write(device for device in facts.rdma if device.name in (near.own or near.devices))
         yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards}{sole}{write}"
@@ -178,7 +178,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise ValueError("one host cannot be compared: give the recorded trees of two ranks or more")
     for path in paths:
         # Nothing is known of a host without recorded answers, and two such hosts would agree.
-        if not (path / ASKED).is_dir():
+        if not (path / ANSWERS_FOLDER).is_dir():
             raise ValueError(f"{path} is not a recorded tree: expected one that `pytest-nixl facts --record` wrote")
     findings = compare_hosts([gathered(arguments, FactsRoot(path))[0] for path in paths])
     for finding in findings:

@@ -134,5 +134,5 @@ def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
     product = read_product(root)
     cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, product)
     if chosen.profile.value == product:
-        return cluster, bundled_text(product), f"a copy of the profile {Choice(product, chosen.profile.why)}"
+        return cluster, bundled_text(product), f"a copy of the profile {Choice(product, chosen.profile.reason)}"
     return cluster, starter_profile(facts, chosen.backend.value, date.today()), describe_floors(facts)

@@ -137,12 +137,12 @@ class Form:
     """One form of a message: parts that follow each other on a line.
 
     :param text: the form as the entry has it.
-    :param whole: whether the first part begins a word, and the last part ends one. A gap there says no.
+    :param word_ends: whether the first part begins a word, and the last part ends one. A gap there says no.
     """
 
     text: str
     parts: tuple[bytes, ...]
-    whole: tuple[bool, bool]
+    word_ends: tuple[bool, bool]
 
     @classmethod
     def read(cls, text: str) -> Form:
@@ -161,12 +161,12 @@ class Form:
         return sum(map(len, self.parts))
 
     @cached_property
-    def words(self) -> frozenset[bytes]:
+    def required_words(self) -> frozenset[bytes]:
         """Return the words that each line of this form has. At a gap a part may begin or end inside a word."""
         required: set[bytes] = set()
         for number, part in enumerate(self.parts):
-            begins = self.whole[0] and number == 0
-            ends = self.whole[1] and number == len(self.parts) - 1
+            begins = self.word_ends[0] and number == 0
+            ends = self.word_ends[1] and number == len(self.parts) - 1
             spelt = (b"" if begins else b"x") + part.translate(_TO_WORDS) + (b"" if ends else b"x")
             required.update(spelt.split()[(0 if begins else 1) : (None if ends else -1)])
         return frozenset(required)
@@ -182,8 +182,8 @@ class Form:
                     break
                 end = place + len(part)
             else:
-                cuts_first = self.whole[0] and start > 0 and _is_word(line[start - 1 : start + 1])
-                if not cuts_first and not (self.whole[1] and _is_word(line[end - 1 : end + 1])):
+                cuts_first = self.word_ends[0] and start > 0 and _is_word(line[start - 1 : start + 1])
+                if not cuts_first and not (self.word_ends[1] and _is_word(line[end - 1 : end + 1])):
                     return True
         return False
 
@@ -219,7 +219,7 @@ class Cut:
         """Return the parts in the order in which they are compared."""
         return tuple(part[::-1] for part in reversed(self.form.parts)) if self.backwards else self.form.parts
 
-    def kept(self, line: bytes) -> int:
+    def matched_bytes(self, line: bytes) -> int:
         """Return how many bytes of the form stand at the cut of a line; 0: the line is not cut inside the form.
 
         :param line: in the order of ``parts``, up to the cut.
@@ -228,7 +228,12 @@ class Cut:
         for number, part in enumerate(self.parts):
             start = line.find(part, place, place + _GAP_BYTES + len(part)) if kept else line.rfind(part)
             if start >= 0:
-                if number == 0 and start and self.form.whole[self.backwards] and _is_word(line[start - 1 : start + 1]):
+                if (
+                    number == 0
+                    and start
+                    and self.form.word_ends[self.backwards]
+                    and _is_word(line[start - 1 : start + 1])
+                ):
                     return 0
                 place, kept = start + len(part), kept + len(part)
                 continue
@@ -261,18 +266,18 @@ class Cut:
         lost_side = subject if self.backwards else reason
         lost = self.form.size - sum(map(len, remnant))
         left = b" ".join(remnant)
-        fields, words = field_words(remnant), len(left.translate(_TO_WORDS).split())
+        fields, words = count_field_words(remnant), len(left.translate(_TO_WORDS).split())
         return (
             b" " in left
             and lost <= (1 - _CUT_SHARE) * self.form.size
-            and (fields > 0 or (not field_words(self.form.parts) and (signed or (quoted and not self.backwards))))
+            and (fields > 0 or (not count_field_words(self.form.parts) and (signed or (quoted and not self.backwards))))
             and 3 * fields + words >= (4 if signed or (quoted and fields) else 5 if quoted else 8)
             and (_FAILURE.search(left) is not None or _FAILURE.search(b" ".join(self.form.parts)) is None)
             and not (colon and lost_side and lost > len(lost_side) / 2)
         )
 
 
-def field_words(parts: tuple[bytes, ...]) -> int:
+def count_field_words(parts: tuple[bytes, ...]) -> int:
     """Return how many words the parts of a form have that programs outside this field do not use."""
     return sum(map(bool, map(_FIELD_WORD.match, b" ".join(parts).translate(_TO_WORDS).split())))
 
@@ -339,7 +344,7 @@ class Message:
 
 
 @dataclass
-class Seen:
+class MessageMatch:
     """A message, the first line of a log that has it, and the number of these lines.
 
     :param text: the form that the first of them has; of a class its title.
@@ -406,7 +411,7 @@ class LogScan:
         self._bytes_read = 0
         self._quoted = quoted
         self._speakers = speakers
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, MessageMatch] = {}
         self._before = b""
         self._speakers_seen: dict[bytes, frozenset[str]] = {}
         self._forms: dict[tuple[bytes, frozenset[bytes]], list[tuple[Message, Form]]] = {}
@@ -418,9 +423,9 @@ class LogScan:
             if message.is_class:
                 self._classes.append(message)
             for form in message.forms:
-                self._forms.setdefault((form.literal, form.words), []).append((message, form))
+                self._forms.setdefault((form.literal, form.required_words), []).append((message, form))
             for cut in message.cuts:
-                self._cuts.setdefault((cut.core.literal, cut.core.words), []).append(cut)
+                self._cuts.setdefault((cut.core.literal, cut.core.required_words), []).append(cut)
 
     def read(self, stream: BinaryIO) -> None:
         """Scan a whole stream."""
@@ -464,11 +469,11 @@ class LogScan:
             number += text.count(b"\n", offset, line)
             offset = line
             message = min(messages, key=lambda message: (message.rank, -messages[message][0]))
-            self._seen.setdefault(message.title, Seen(message, messages[message][1], number)).count += 1
+            self._seen.setdefault(message.title, MessageMatch(message, messages[message][1], number)).count += 1
         self.line_count += block.count(b"\n")
         self._before = text[-_BYTES_BEFORE:]
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[MessageMatch]:
         """Return each message once: causes first, entries before classes, then by line."""
         return sorted(
             self._seen.values(),
@@ -517,7 +522,7 @@ class LogScan:
         near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
         signed = (
             self._begins(form, line)
-            and field_words(form.parts) > 0
+            and count_field_words(form.parts) > 0
             and self._is_unique(message, form.parts, of_speaker=True)
         )
         return form.is_on(line) and self._holds(message, line, near, signed, text, start)
@@ -566,7 +571,7 @@ class LogScan:
                 whole = text[line:end]
                 forwards, backwards = whole.rstrip(_CUT_MARKS), whole[::-1].rstrip(_CUT_MARKS)
                 for cut in cuts:
-                    size = cut.kept(backwards if cut.backwards else forwards)
+                    size = cut.matched_bytes(backwards if cut.backwards else forwards)
                     if 0 < size < cut.form.size:
                         known = self._size_if_known(text, line, end, cut, size)
                         if known > best.get(line, {}).get(cut.message, (0, ""))[0]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_nixl.core.words import plural
+from pytest_nixl.core.sentences import plural
 from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.session.default_profile import default_profile, gpu_profile
 from pytest_nixl.session.parsers import parse_backends
@@ -27,10 +27,10 @@ class Choice:
     """A value of an option, and the reason for it."""
 
     value: str
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.value} ({self.why})"
+        return f"{self.value} ({self.reason})"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from pytest_nixl.core.sentences import named
 from pytest_nixl.core.strict import Every, Number, Text, check, loads, pack, unpack
-from pytest_nixl.core.words import named
 
 #: The largest number of tests that a message lists.
 _SHOWN = 3

@@ -16,7 +16,7 @@ from pytest_nixl.cluster.messages import Message, PeerLeft
 from pytest_nixl.cluster.peer_client import PeerClient
 from pytest_nixl.cluster.peer_server import Ending, PeerServer, Service
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.signals import what_ended
+from pytest_nixl.core.signals import ending_text
 from pytest_nixl.core.strict import printable
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.watch import Watched
@@ -159,7 +159,7 @@ class RankDriver:
                 raise answer
         return answers
 
-    def ask_those_left(self, request: str, within: float) -> dict[int, Any]:
+    def ask_living_peers(self, request: str, within: float) -> dict[int, Any]:
         """Send a request to the peers that are not lost, and return the answers by rank.
 
         :param within: seconds to wait; peers that do not answer in time are left out.
@@ -217,9 +217,9 @@ class RankDriver:
         if sender not in self.peers:
             return
         if isinstance(message, PeerLeft):
-            cause = printable(message.why)
+            cause = printable(message.reason)
             reason = f"{self.membership.members[sender]} of group {self.membership.group!r} left: {cause}"
-            self.peers[sender].lost(MemberLeftError(reason, "start the run again on every rank"))
+            self.peers[sender].mark_lost(MemberLeftError(reason, "start the run again on every rank"))
             with suppress(NixlPluginError):
                 self._mailbox.send(sender, {"ask": "end", "number": 0, **Ending(1, reason).plain()})
         else:
@@ -227,12 +227,12 @@ class RankDriver:
 
     def _failed(self, error: NixlPluginError) -> None:
         for peer in self.peers.values():
-            peer.lost(error)
+            peer.mark_lost(error)
 
     def _lost(self, member: Member, error: NixlPluginError) -> None:
         if member.rank in self.peers:
             # Its last message may say why it left, and comes by another watch. The first error that is known counts.
-            grace = threading.Timer(LAST_MESSAGE_SECONDS, self.peers[member.rank].lost, (error,))
+            grace = threading.Timer(LAST_MESSAGE_SECONDS, self.peers[member.rank].mark_lost, (error,))
             grace.daemon = True
             grace.start()
             return
@@ -294,7 +294,7 @@ def serve(
             over.wait()
         except BaseException as error:  # Ctrl-C or SIGTERM: rank 0 must not guess why this rank is gone
             with suppress(NixlPluginError):
-                mailbox.send(0, {"left": what_ended(error)[:256]})
+                mailbox.send(0, {"left": ending_text(error)[:256]})
                 over.wait(FAREWELL_SECONDS)  # rank 0 answers, before it can see that this rank's lease has ended
             raise
         if serving.ending is not None:

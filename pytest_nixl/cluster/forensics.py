@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pytest_nixl.cluster.group import Member, MembershipError
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.core.strict import escape
-from pytest_nixl.core.words import named, plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import KeyValue, TransactionResult, get, get_prefix, txn
 
@@ -67,7 +67,7 @@ class _Asking:
     def _list_members(self) -> list[str]:
         prefix = f"{self._root}members/"
         done = TransactionResult.of(self._client.transaction(txn([], self._values.ask_members())))
-        present = {item.key[len(prefix) :]: item for item in done.found(0).items}
+        present = {item.key[len(prefix) :]: item for item in done.range_result(0).items}
         listed = {member.token for member in self._members}
         counted = sum(token in present for token in listed)
         missing = [member for member in self._members if member.token not in present]
@@ -98,16 +98,16 @@ class _Asking:
         arrived = f"{self._root}arrived/"
         requests = [get(f"{self._root}run/gate"), get_prefix(arrived)]
         done = TransactionResult.of(self._client.transaction(txn([], requests)))
-        gate = done.found(0).first
+        gate = done.range_result(0).first
         passed = self._values.read_gate(gate, self._members)
         next_one = f"{arrived}{passed + 1:06d}/"
-        waiting = self._values.arrived(done.found(1), next_one, self._members)
+        waiting = self._values.arrived(done.range_result(1), next_one, self._members)
         last = f"the group passed barrier {passed} last" if passed else "the group passed no barrier"
         return [f"{last}; waiting at barrier {passed + 1}: {_ranks(sorted(waiting))}"]
 
     def _list_keys(self) -> list[str]:
         done = TransactionResult.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
-        range_result = done.found(0)
+        range_result = done.range_result(0)
         lines = [f"{plural(range_result.count, 'key')} in all"]
         lines += [
             f"  {escape(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in range_result.items

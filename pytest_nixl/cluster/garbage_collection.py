@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.cluster.group import PREFIX, TTL, Candidate, JoinRefusedError, group_name
 from pytest_nixl.cluster.group_values import unsealed
-from pytest_nixl.core.words import named
+from pytest_nixl.core.sentences import named
 from pytest_nixl.etcd.client import EtcdClient, Pager
 from pytest_nixl.etcd.transaction import TransactionResult, delete_prefix, empty, get_prefix, txn
 
@@ -93,5 +93,7 @@ def _clean(client: EtcdClient, root: str, name: str, dry_run: bool) -> DeadGroup
     remove = get_prefix(root, count_only=True) if dry_run else delete_prefix(root)
     done = TransactionResult.of(client.transaction(txn([empty(f"{root}members/")], [remove], [members])))
     if not done.succeeded:
-        return LiveGroup(name, tuple(Candidate.of(item.key, unsealed(item.value)) for item in done.found(0).items))
-    return DeadGroup(name, done.found(0).count if dry_run else done.deleted(0))
+        return LiveGroup(
+            name, tuple(Candidate.of(item.key, unsealed(item.value)) for item in done.range_result(0).items)
+        )
+    return DeadGroup(name, done.range_result(0).count if dry_run else done.deleted(0))

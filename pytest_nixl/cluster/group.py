@@ -34,8 +34,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.sentences import named
 from pytest_nixl.core.strict import Every, Number, OneOf, StrictError, Text, check, loads
-from pytest_nixl.core.words import named
 from pytest_nixl.etcd.transaction import KeyValue
 
 PREFIX = "/pytest-nixl/groups"
@@ -178,7 +178,7 @@ _LIST = {
 
 
 #: The largest number of names or ranks, and of conflicts, that one sentence lists.
-_NAMED, _QUARRELS = 8, 4
+_NAMED, _MOST_CONFLICTS = 8, 4
 _CLAIMANT = {"host": HOST, "pid": PID, "size": SIZE, "wanted?": OneOf((None, Number(0, 1_000_000, whole=True)))}
 
 
@@ -190,14 +190,14 @@ class Candidate:
     :param host: its host name.
     :param pid: its process id.
     :param size: the number of ranks that it expects.
-    :param wanted: the rank that its launcher or its user gave it; None for any.
+    :param requested_rank: the rank that its launcher or its user gave it; None for any.
     """
 
     token: str
     host: str
     pid: int
     size: int
-    wanted: int | None = None
+    requested_rank: int | None = None
 
     @classmethod
     def of(cls, key: str, value: bytes) -> Candidate:
@@ -215,7 +215,9 @@ class Candidate:
     @property
     def value(self) -> bytes:
         """The value of its key in etcd."""
-        return json.dumps({"host": self.host, "pid": self.pid, "size": self.size, "wanted": self.wanted}).encode()
+        return json.dumps(
+            {"host": self.host, "pid": self.pid, "size": self.size, "wanted": self.requested_rank}
+        ).encode()
 
     def __str__(self) -> str:
         return f"{self.host} (pid {self.pid})"
@@ -232,27 +234,27 @@ def not_of_a_rank(key: str, error: StrictError) -> MembershipError:
 def seat(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
     """Return the processes in the order of their ranks. Requested ranks are given out first, then the free ones.
 
-    :param candidates: as many as there are ranks, in order of arrival, without a conflict: see :func:`quarrel`.
+    :param candidates: as many as there are ranks, in order of arrival, without a conflict: see :func:`rank_conflicts`.
     """
-    by_rank = {candidate.wanted: candidate for candidate in candidates}
-    without_rank = (candidate for candidate in candidates if candidate.wanted is None)
+    by_rank = {candidate.requested_rank: candidate for candidate in candidates}
+    without_rank = (candidate for candidate in candidates if candidate.requested_rank is None)
     return [by_rank[rank] if rank in by_rank else next(without_rank) for rank in range(size)]
 
 
-def quarrel(candidates: Sequence[Candidate], size: int) -> str:
+def rank_conflicts(candidates: Sequence[Candidate], size: int) -> str:
     """Say why the processes cannot all have the ranks that they request; empty if they can."""
     sentences = [
         f"rank {rank} is requested {'twice' if len(owners) == 2 else f'{len(owners)} times'}, by {_and(owners)}"
         for rank, owners in _rivals(candidates).items()
     ]
     sentences += [
-        f"rank {candidate.wanted}, requested by {candidate}, is not among 0 to {size - 1}"
+        f"rank {candidate.requested_rank}, requested by {candidate}, is not in the range 0 to {size - 1}"
         for candidate in _out_of_range(candidates, size)
     ]
     if not sentences:
         return ""
-    more = [f"{len(sentences) - _QUARRELS} more conflicts"] if len(sentences) > _QUARRELS else []
-    return "; ".join([*sentences[:_QUARRELS], *more, *_sizes(candidates)])
+    more = [f"{len(sentences) - _MOST_CONFLICTS} more conflicts"] if len(sentences) > _MOST_CONFLICTS else []
+    return "; ".join([*sentences[:_MOST_CONFLICTS], *more, *_sizes(candidates)])
 
 
 def may_settle(candidates: Sequence[Candidate], size: int) -> bool:
@@ -271,15 +273,18 @@ def may_settle(candidates: Sequence[Candidate], size: int) -> bool:
 def who_is_missing(candidates: Sequence[Candidate], group: str, size: int) -> str:
     """Complete the sentence "waiting for …": name the missing ranks, and the conflicts between those that arrived."""
     count = f"{len(candidates)} of {size} arrived"
-    missing = sorted(set(range(size)) - {candidate.wanted for candidate in candidates if candidate.wanted is not None})
-    if candidates and missing and all(candidate.wanted is not None for candidate in candidates):
+    missing = sorted(
+        set(range(size))
+        - {candidate.requested_rank for candidate in candidates if candidate.requested_rank is not None}
+    )
+    if candidates and missing and all(candidate.requested_rank is not None for candidate in candidates):
         text = f"rank{'s' * (len(missing) > 1)} {named(map(str, missing), _NAMED)} of group {group!r} ({count})"
     elif len(candidates) < size:
         arrived = named(map(str, candidates), _NAMED) or "none"
         text = f"{size - len(candidates)} of {size} ranks of group {group!r}; arrived: {arrived}"
     else:
         text = f"the start of group {group!r} ({count})"
-    problem = quarrel(candidates, size)
+    problem = rank_conflicts(candidates, size)
     return "; ".join([text, *([problem] if problem else _sizes(candidates))])
 
 
@@ -287,13 +292,17 @@ def _rivals(candidates: Iterable[Candidate]) -> dict[int, list[Candidate]]:
     """Return the ranks that more than one process requests, with these processes."""
     rivals: dict[int, list[Candidate]] = {}
     for candidate in candidates:
-        if candidate.wanted is not None:
-            rivals.setdefault(candidate.wanted, []).append(candidate)
+        if candidate.requested_rank is not None:
+            rivals.setdefault(candidate.requested_rank, []).append(candidate)
     return {rank: rivals[rank] for rank in sorted(rivals) if len(rivals[rank]) > 1}
 
 
 def _out_of_range(candidates: Iterable[Candidate], size: int) -> list[Candidate]:
-    return [candidate for candidate in candidates if candidate.wanted is not None and candidate.wanted >= size]
+    return [
+        candidate
+        for candidate in candidates
+        if candidate.requested_rank is not None and candidate.requested_rank >= size
+    ]
 
 
 def _sizes(candidates: Iterable[Candidate]) -> list[str]:

@@ -23,9 +23,9 @@ from pytest_nixl.cluster.group import Candidate, Member, Roster, not_of_a_rank
 from pytest_nixl.core.strict import Number, StrictError, check, loads
 from pytest_nixl.etcd.client import Lease
 from pytest_nixl.etcd.transaction import (
-    FoundKey,
     KeyValue,
     Part,
+    RangeResult,
     TransactionResult,
     absent,
     delete,
@@ -132,7 +132,7 @@ class GroupValues:
         """Return that create revision from the answer to :meth:`register`, or to its repetition."""
         if done.succeeded:
             return done.revision
-        key = done.found(0).first
+        key = done.range_result(0).first
         assert key is not None, "the first of two transactions wrote it"
         return key.create_revision
 
@@ -149,9 +149,11 @@ class GroupValues:
 
         :param done: the answer to the transaction, which begins with the two parts of :meth:`ask_members`.
         """
-        registered = {item.key[len(self.registered) :]: str(item.create_revision) for item in done.found(1).items}
+        registered = {
+            item.key[len(self.registered) :]: str(item.create_revision) for item in done.range_result(1).items
+        }
         members, planted = [], []
-        for item in done.found(0).items:
+        for item in done.range_result(0).items:
             value = self._open(item, registered.get(item.key[len(self.members) :], ""))
             if value is None:
                 planted.append(item)
@@ -199,7 +201,7 @@ class GroupValues:
         """Return the value of a member's key at a barrier."""
         return self._seals.seal(key, b"", member.token)
 
-    def arrived(self, arrivals: FoundKey, prefix: str, members: Sequence[Member]) -> set[int]:
+    def arrived(self, arrivals: RangeResult, prefix: str, members: Sequence[Member]) -> set[int]:
         """Return the ranks that have arrived at a barrier.
 
         :param arrivals: the keys of the barrier.

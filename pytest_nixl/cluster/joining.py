@@ -22,17 +22,17 @@ from pytest_nixl.cluster.group import (
     group_name,
     group_root,
     may_settle,
-    quarrel,
+    rank_conflicts,
     seat,
     who_is_missing,
 )
 from pytest_nixl.cluster.membership import LATE, Membership, Waiting
-from pytest_nixl.core.words import named
+from pytest_nixl.core.sentences import named
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import (
-    FoundKey,
     KeyValue,
+    RangeResult,
     TransactionResult,
     absent,
     delete,
@@ -163,14 +163,14 @@ class Joining:
         done = this.transact(txn([empty(members)], [delete_prefix(run), write, count], [nested(join)]), self._deadline)
         self._seen = done.revision
         if done.succeeded:
-            return None, done.found(2).count
+            return None, done.range_result(2).count
         inner = done.inner(0)
         if inner.succeeded:
-            return None, inner.found(1).count
-        frozen = self._roster_in(inner.found(2))
-        return frozen, inner.found(1).count if inner.found(0).first else 0
+            return None, inner.range_result(1).count
+        frozen = self._roster_in(inner.range_result(2))
+        return frozen, inner.range_result(1).count if inner.range_result(0).first else 0
 
-    def _roster_in(self, roster_key: FoundKey) -> Roster | None:
+    def _roster_in(self, roster_key: RangeResult) -> Roster | None:
         """Return the roster from the keys under ``run/``. Remove the key if no member of the group wrote it."""
         key = _find_key(roster_key, self._membership.roster_key)
         frozen = self._membership.values.read_frozen(key) if key is not None else None
@@ -211,9 +211,9 @@ class Joining:
                 ),
                 self._deadline,
             )
-            if not done.succeeded and done.found(0).first is None:
+            if not done.succeeded and done.range_result(0).first is None:
                 raise this.lease_lost()
-            if (frozen := self._roster_in(done.found(1))) is not None:
+            if (frozen := self._roster_in(done.range_result(1))) is not None:
                 return frozen
             self._check_timeout()
 
@@ -246,7 +246,7 @@ class Joining:
     def _value_to_freeze(self, candidates: Sequence[Candidate]) -> bytes:
         """Return the value to freeze: the roster, or the refusal if requests conflict."""
         this = self._membership
-        problem = quarrel(candidates, this.size)
+        problem = rank_conflicts(candidates, this.size)
         refusal = f"group {this.group!r} cannot start: {problem}" if problem else ""
         seated = candidates if problem else seat(candidates, this.size)
         listed = [(member.token, member.host, member.pid) for member in seated]
@@ -266,7 +266,7 @@ class Joining:
         waiting = self._waiting
         if waiting is None:
             return None
-        return lambda: self._membership.tell(
+        return lambda: self._membership.report_wait(
             waiting, lambda: f"waiting for {self._missing_ranks()}{self._with_other_token()[0]}", self._timeout
         )
 
@@ -311,7 +311,7 @@ class Joining:
         named = f"{prefix}{this.group}"
         requests = [get_prefix(f"{named}{end}", keys_only=True) for end in ("/", ".")]
         done = this.transact(txn([], requests), time.monotonic() + LATE)
-        keys = [item.key for place in (0, 1) for item in done.found(place).items]
+        keys = [item.key for place in (0, 1) for item in done.range_result(place).items]
         waiting: Counter[str] = Counter()
         started = {key.removesuffix("run/frozen") for key in keys if key.endswith("/run/frozen")}
         for key in keys:
@@ -336,7 +336,7 @@ class Joining:
             self._seen = now.revision
             members, planted = this.values.read_members(now)
             present = {f"{this.member_keys}{member.token}" for member in members}
-            run = now.found(2)
+            run = now.range_result(2)
             current = self._roster_in(run)
             if current is None:
                 return None
@@ -398,7 +398,7 @@ class Joining:
         if not done.succeeded:
             return None
         self._seen = done.revision
-        return self._roster_in(done.found(2))
+        return self._roster_in(done.range_result(2))
 
     def _wait_for_change(self, present: Collection[str], until: float) -> bool:
         """Wait until the group's roster, gate or members change; return whether they did in time.
@@ -428,8 +428,8 @@ class Joining:
 
 
 def _named(candidate: Candidate) -> str:
-    return f"{'a rank' if candidate.wanted is None else f'rank {candidate.wanted}'} on {candidate}"
+    return f"{'a rank' if candidate.requested_rank is None else f'rank {candidate.requested_rank}'} on {candidate}"
 
 
-def _find_key(found_keys: FoundKey, key: str) -> KeyValue | None:
+def _find_key(found_keys: RangeResult, key: str) -> KeyValue | None:
     return next((item for item in found_keys.items if item.key == key), None)

@@ -56,14 +56,14 @@ def _hider(settings: Settings) -> Callable[[str], str]:
     return hider({**os.environ, "NIXL_GROUP_TOKEN": settings.group_token, "ETCDCTL_USER": settings.etcd_user})
 
 
-def as_told(ending: Ending) -> dict[str, Any]:
+def verdict_of_ending(ending: Ending) -> dict[str, Any]:
     """Return the verdict that rank 0 sent; if it sent none, return the one that follows from how the run ended."""
     if ending.refusal:
         return without_results("REFUSED")
-    if ending.told.get("verdict") in RUN_VERDICTS:
+    if ending.verdict_fields.get("verdict") in RUN_VERDICTS:
         values = without_results("")
         # The value came from another rank: keep only the fields of the format.
-        return {name: ending.told.get(name, value) for name, value in values.items()}
+        return {name: ending.verdict_fields.get(name, value) for name, value in values.items()}
     first = (ending.verdict.splitlines() or [f"exit code {ending.code}"])[0]
     return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
 
@@ -87,7 +87,7 @@ def keep(rank_session: FinishedRank, ending: Ending, processes: list[str]) -> Pa
             old.unlink()
         for log in rank_session.supervisor.directory.glob("*.log"):
             write_regular(directory / log.name, hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
-        values = as_told(ending)
+        values = verdict_of_ending(ending)
         verdict = {
             "format": VERDICT_FORMAT,
             "rank": rank_session.rank,

@@ -25,9 +25,9 @@ from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import (
-    FoundKey,
     KeyValue,
     Part,
+    RangeResult,
     TransactionResult,
     absent,
     delete,
@@ -50,8 +50,8 @@ Waiting = Callable[[str], None]
 
 #: Seconds between two such sentences, and the number of ranks up to which they are that frequent. For a sentence a rank
 #: reads the keys of all ranks, so that in larger groups each rank says it less often.
-SAID_EVERY = 5.0
-SAID_BY = 64
+MESSAGE_SECONDS = 5.0
+FREQUENT_RANKS = 64
 #: Seconds after which :meth:`Membership.follow` replaces a watch by a new one.
 WATCH_SECONDS = 20.0
 #: Seconds that etcd may take to notice that a lease expired: it checks twice a second.
@@ -239,14 +239,14 @@ class Membership:
 
         :param ask: sends the request; it must be safe to send twice.
         :param deadline: until then; None: for as long as a lease lasts.
-        :param waiting: called every ``SAID_EVERY`` seconds with a sentence about the last attempt.
+        :param waiting: called every ``MESSAGE_SECONDS`` seconds with a sentence about the last attempt.
         :param busy_until: until then, if it is later than the deadline, as long as etcd answers that it is busy.
         :raises LeaseLostError: if the lease has ended.
         """
         pause = 0.01
         began = time.monotonic()
         deadline = began + self.ttl if deadline is None else deadline
-        due = began + SAID_EVERY
+        due = began + MESSAGE_SECONDS
         while True:
             self.check()
             try:
@@ -261,7 +261,7 @@ class Membership:
                 if waiting is not None and now >= due:
                     so_far = f"{now - began:.0f} s of {deadline - began:.0f} s"
                     waiting(f"waiting for the etcd of group {self.group!r}; {so_far}; last attempt: {error.reason}")
-                    due = now + SAID_EVERY
+                    due = now + MESSAGE_SECONDS
             # This pause only keeps the load on a starting etcd low.
             self._left.wait(pause)
             pause = min(2 * pause, 0.5)
@@ -286,10 +286,10 @@ class Membership:
         An event may be yielded twice.
 
         :param known: watched keys that exist now. One that is gone after a compaction is reported as deleted.
-        :param tick: called every ``SAID_EVERY`` seconds, and less often with more than 64 ranks.
+        :param tick: called every ``MESSAGE_SECONDS`` seconds, and less often with more than 64 ranks.
         :raises LeaseLostError: when the lease has ended.
         """
-        pause = SAID_EVERY * max(1.0, self.size / SAID_BY)
+        pause = MESSAGE_SECONDS * max(1.0, self.size / FREQUENT_RANKS)
         due = time.monotonic() + pause if tick is not None else deadline
         while (remaining := deadline - time.monotonic()) > 0:
             # Watch no longer than the lease is known to live: a watch does not report the end of the own lease in time.
@@ -345,7 +345,7 @@ class Membership:
         ]
         reading = txn([], requests)
         done = self.retry(lambda: TransactionResult.of(client.transaction(reading)), deadline)
-        item_lists = [done.found(place).items for place in range(len(watched))]
+        item_lists = [done.range_result(place).items for place in range(len(watched))]
         present = {item.key for items in item_lists for item in items}
         return tuple(replace(watch, since=done.revision + 1) for watch in watched), [
             *(
@@ -357,7 +357,7 @@ class Membership:
             *(WatchEvent(KeyValue(key, b"", 0, done.revision, 0), deleted=True) for key in known if key not in present),
         ]
 
-    def tell(self, waiting: Waiting, ask: Callable[[], str], limit: float) -> None:
+    def report_wait(self, waiting: Waiting, ask: Callable[[], str], limit: float) -> None:
         """Pass on a sentence that is built from the group's keys, or why etcd does not answer; with the time so far.
 
         :param limit: the seconds that this process waits at most.
@@ -397,7 +397,7 @@ class Membership:
         sweep = txn([empty(self.member_keys)], [delete_prefix(self.root)], [nested(planted)])
         done = self.transact(sweep, deadline, busy_until)
         if not done.succeeded and self.values.sealed and (remaining := done.inner(0)).succeeded:
-            self.remove(remaining.found(0).items, deadline)
+            self.remove(remaining.range_result(0).items, deadline)
             self.transact(sweep, deadline, busy_until)
 
     def barrier(self, timeout: float = 60.0, waiting: Waiting | None = None) -> None:
@@ -439,10 +439,10 @@ class Membership:
         )
         if not done.succeeded:
             raise self.lease_lost()
-        self._note(done.found(4))
-        gate = done.found(3).first
+        self._note(done.range_result(4))
+        gate = done.range_result(3).first
         while self.values.read_gate(gate, self.members) < number:
-            if done.found(2).count < self.size or not self._all_are_at(folder, deadline):
+            if done.range_result(2).count < self.size or not self._all_are_at(folder, deadline):
                 return False
             # Several ranks may try to open the gate. Only a rank that finds it unchanged succeeds.
             as_seen = unchanged(gate) if gate is not None else absent(self.gate_key)
@@ -450,8 +450,8 @@ class Membership:
             opened = self.values.gate(self.gate_key, number, self.members)
             opening = self.transact(txn([as_seen], [put(self.gate_key, opened), *again], again), deadline)
             place = 1 if opening.succeeded else 0
-            self._note(opening.found(place))
-            gate = opening.found(place + 1).first
+            self._note(opening.range_result(place))
+            gate = opening.range_result(place + 1).first
             if time.monotonic() > deadline:
                 return False
         return True
@@ -469,10 +469,10 @@ class Membership:
         if not self.values.sealed:
             return True
         done = self.transact(txn([], [get_prefix(prefix), self._newer_roster()]), deadline)
-        self._note(done.found(1))
-        return len(self.values.arrived(done.found(0), prefix, self.members)) == self.size
+        self._note(done.range_result(1))
+        return len(self.values.arrived(done.range_result(0), prefix, self.members)) == self.size
 
-    def _note(self, arrivals: FoundKey) -> None:
+    def _note(self, arrivals: RangeResult) -> None:
         """Accept the roster that was read with the gate: a rank may have been reassigned before the gate opened."""
         if arrivals.first is not None:
             self._take(arrivals.first)
@@ -490,7 +490,7 @@ class Membership:
     def _wait_for_gate(self, number: int, deadline: float, timeout: float, waiting: Waiting | None) -> None:
         def say() -> None:
             if waiting is not None:
-                self.tell(waiting, lambda: f"waiting at {self._missing_members(number)}", timeout)
+                self.report_wait(waiting, lambda: f"waiting at {self._missing_members(number)}", timeout)
 
         watched = (
             Watched(f"{self.root}run/", self._seen_run + 1, prefix=True),
@@ -528,8 +528,8 @@ class Membership:
     def _gate(self, deadline: float) -> int:
         """Return how many barriers the group has passed."""
         done = self.transact(txn([], [get(self.gate_key), self._newer_roster()]), deadline)
-        self._note(done.found(1))
-        return self.values.read_gate(done.found(0).first, self.members)
+        self._note(done.range_result(1))
+        return self.values.read_gate(done.range_result(0).first, self.members)
 
     def _refuse_lost(self, number: int) -> None:
         """Check that no member is lost once the run has started.
@@ -553,7 +553,7 @@ class Membership:
     def _missing_members(self, number: int) -> str:
         prefix = f"{self.root}arrived/{number:06d}/"
         done = TransactionResult.of(self.client.transaction(txn([], [get_prefix(prefix)])))
-        arrived_tokens = self.values.arrived(done.found(0), prefix, self.members)
+        arrived_tokens = self.values.arrived(done.range_result(0), prefix, self.members)
         missing = [str(member) for member in self.members if member.rank not in arrived_tokens]
         barrier = f"barrier {number} of group {self.group!r}"
         return f"{barrier} for {', '.join(missing)}" if missing else f"{barrier}: all ranks arrived"

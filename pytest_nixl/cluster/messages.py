@@ -53,7 +53,10 @@ REQUESTS: Mapping[str, tuple[Form, Form]] = {
     "state": ({"worker": _NUMBER}, Text(255)),
     "output": ({"worker": _NUMBER}, Text()),
     "signal": ({"worker": _NUMBER, "signal": Number(1, 64, whole=True)}, None),
-    "end": ({"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text(), "told": _CONCLUSION}, None),
+    "end": (
+        {"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text(), "verdict_fields": _CONCLUSION},
+        None,
+    ),
     "command": ({}, Text()),
     "address": ({}, Text(255, r"[0-9A-Za-z.:%_-]+")),
     "facts": ({"peers": Every(Text(255))}, Every(Any, keys=True)),
@@ -72,7 +75,7 @@ class PeerRequest:
     :param arguments: JSON values by name.
     """
 
-    what: str
+    request: str
     number: int
     arguments: Mapping[str, Any]
 
@@ -117,10 +120,10 @@ class WorkerEnded:
 class PeerLeft:
     """The news that a peer leaves before the run is over.
 
-    :param why: what ended it, such as ``Ctrl-C (SIGINT)``.
+    :param reason: what ended it, such as ``Ctrl-C (SIGINT)``.
     """
 
-    why: str
+    reason: str
 
 
 Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded | PeerLeft"

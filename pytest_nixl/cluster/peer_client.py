@@ -168,7 +168,7 @@ class PeerClient(Host):
         elif isinstance(message, WorkerEnded) and message.worker in self._processes:
             self._processes[message.worker].ended(message.code)
 
-    def lost(self, error: NixlPluginError) -> None:
+    def mark_lost(self, error: NixlPluginError) -> None:
         """Mark the peer as lost: end every wait for it, and mark its workers as ended."""
         with self._answered:
             self._lost = self._lost or error  # the first error is the cause

@@ -37,13 +37,13 @@ class Ending:
     :param code: the exit code of every rank.
     :param verdict: the verdict in a few lines, for the terminal.
     :param refusal: why the run did not start; empty if it did.
-    :param told: the verdict with counts and failing results, for ``verdict.json`` in the directory of every rank.
+    :param verdict_fields: the verdict with counts and failing results, for every rank's ``verdict.json``.
     """
 
     code: int
     verdict: str = ""
     refusal: str = ""
-    told: dict[str, Any] = field(default_factory=dict)
+    verdict_fields: dict[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """Return the ending as JSON values."""
@@ -96,7 +96,7 @@ class PeerServer:
             return
         if not isinstance(message, PeerRequest):
             return  # a peer sends no requests, so that it expects no answers
-        service = message.what
+        service = message.request
         if service in self._services:
             # In a thread of its own: a slow request must not delay messages to workers.
             request = (message, self._services[service])
@@ -110,12 +110,12 @@ class PeerServer:
     def _answer(self, ask: PeerRequest, method: Service) -> None:
         number = ask.number
         try:
-            check_ask(ask.what, ask.arguments)
+            check_ask(ask.request, ask.arguments)
             answer = {"answer": number, "result": method(**ask.arguments)}
         except NixlPluginError as error:
             answer = {"answer": number, "error": error.reason, "remedy": error.remedy}
         except StrictError as error:
-            answer = {"answer": number, "error": f"invalid arguments of {ask.what!r}: {error}"}
+            answer = {"answer": number, "error": f"invalid arguments of {ask.request!r}: {error}"}
         except Exception as error:  # report any error to rank 0, and go on
             answer = {"answer": number, "error": f"{type(error).__name__}: {error}"}
         try:
@@ -189,8 +189,8 @@ class PeerServer:
     def _do_signal(self, worker: int, signal: int) -> None:
         self._processes[worker].signal(signal)
 
-    def _do_end(self, code: int, verdict: str, refusal: str, told: dict[str, Any]) -> None:
-        self.ending = Ending(code, printable(verdict), printable(refusal), told)
+    def _do_end(self, code: int, verdict: str, refusal: str, verdict_fields: dict[str, Any]) -> None:
+        self.ending = Ending(code, printable(verdict), printable(refusal), verdict_fields)
 
     def _listen(self, worker: int, process: LocalProcess) -> None:
         """Send the lines of a worker to rank 0, and then that it has ended."""

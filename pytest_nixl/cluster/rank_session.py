@@ -285,15 +285,15 @@ class RankSession:
             if len(self.faults) > reported:
                 sentences += [str(error) for error in self.faults[reported:]]
                 code = ending.code or int(pytest.ExitCode.TESTS_FAILED)
-                late = interrupted_before(ending.told, self.faults[reported].reason)
-                self._keep(replace(ending, code=code, told=late))
+                late = interrupted_before(ending.verdict_fields, self.faults[reported].reason)
+                self._keep(replace(ending, code=code, verdict_fields=late))
         except NixlPluginError as error:
             sentences.append(str(error))
         self.close()
         return sentences
 
     def _keep(self, ending: Ending) -> None:
-        keep(self, ending, self.look() if self.faults else [])
+        keep(self, ending, self.describe_loss() if self.faults else [])
 
     def _part(self, ending: Ending) -> None:
         """On rank 0, tell the peers how the run ends. On every rank, wait until all are ready to leave."""
@@ -342,7 +342,7 @@ class RankSession:
                 seconds=min(self.settings.lease, LEAVE_SECONDS) + 2.0,
             )
 
-    def look(self) -> list[str]:
+    def describe_loss(self) -> list[str]:
         """Return lines that describe the group after it lost a rank. They are collected at the first call.
 
         None are needed if the rank itself has said why it left.
@@ -351,7 +351,7 @@ class RankSession:
             return []
         if self._seen is None:
             logs = self.services.last_words()
-            last_words = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}
+            last_words = self.driver.ask_living_peers("last_words", SECONDS) if self.driver is not None else {}
             for rank in sorted(last_words):
                 logs |= last_words[rank]
             self._seen = forensics(

@@ -28,7 +28,7 @@ class CpuContention:
         self._own = {os.getpid(), *own_pids}
         self._needed = needed or len(self._own)
         self._start = (0.0, 0.0, 0.0)
-        self._processors = own_processors()
+        self._processors = allowed_processors()
         #: The cores that other processes took, on average.
         self.taken = 0.0
         #: The part of :attr:`taken` that the row's own processes needed, if each keeps one core busy.
@@ -49,7 +49,7 @@ class CpuContention:
         return busy_seconds(self._processors), own_time, time.monotonic()
 
 
-def own_processors() -> frozenset[str]:
+def allowed_processors() -> frozenset[str]:
     """Return the names in /proc/stat, such as ``cpu0``, of the processors that this process may run on."""
     return frozenset(f"cpu{number}" for number in os.sched_getaffinity(0))
 
@@ -93,7 +93,7 @@ class HostLoad:
     """
 
     def __init__(self) -> None:
-        self._processors = own_processors()
+        self._processors = allowed_processors()
         self._start = self._read()
 
     @property
@@ -118,10 +118,10 @@ class HostLoad:
 
     def _read(self) -> tuple[float, float, float]:
         """Return the CPU seconds of all processes, the CPU seconds of own processes, and the clock in seconds."""
-        return busy_seconds(self._processors), own_seconds(os.getpid()), time.monotonic()
+        return busy_seconds(self._processors), cpu_seconds(os.getpid()), time.monotonic()
 
 
-def own_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and its descendants, including descendants that have ended."""
     return sum(_ticks(process, children=True) for process in {pid, *_descendants(pid)}) / os.sysconf("SC_CLK_TCK")
 

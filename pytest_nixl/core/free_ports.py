@@ -16,8 +16,8 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _FEWEST = 10_000, 1_000
 #: The ports that :func:`free_ports` returned: another thread may not have bound its port yet.
 _handed_out: set[int] = set()
-_given_lock = threading.Lock()
-_MOST_GIVEN = 5_000
+_handed_out_lock = threading.Lock()
+_MOST_HANDED_OUT = 5_000
 
 
 def free_ports(count: int) -> list[int]:
@@ -28,8 +28,8 @@ def free_ports(count: int) -> list[int]:
     """
     ports: list[int] = []
     for port in chain(_candidates(_ephemeral_start()), repeat(0)):
-        with _given_lock:
-            if len(_handed_out) >= _MOST_GIVEN:
+        with _handed_out_lock:
+            if len(_handed_out) >= _MOST_HANDED_OUT:
                 _handed_out.clear()
             if (free := _bindable(port)) and free not in _handed_out:
                 _handed_out.add(free)

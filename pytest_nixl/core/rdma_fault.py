@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytest_nixl.core.addresses import ask_addresses
-from pytest_nixl.core.words import named
+from pytest_nixl.core.sentences import named
 
 #: What to do about each cause. The doctor's check ucx-uses-rdma says the same.
 PORT_REMEDY = "check the cable, the switch and the subnet manager (`ibstat`, `rdma link`)"

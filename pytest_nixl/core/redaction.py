@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hide secrets in texts, by the name of a variable, by the shape of the text, and by the value of a known secret.
 
-:func:`recorded` decides what of a variable may be kept: a variable is recorded if :func:`is_known` has its name.
+:func:`recorded` decides what of a variable may be kept: a variable is recorded if :func:`is_recorded` has its name.
 :func:`redact` hides by shape, whatever wrote the text. :func:`hider` also hides the values that a process knows.
 """
 
@@ -189,7 +189,7 @@ def is_secret(name: str) -> bool:
     return name not in _NOT_SECRET and _NAMES.search(name) is not None
 
 
-def shown(name: str, value: str) -> str:
+def redact_value(name: str, value: str) -> str:
     """Return the value of a field or variable with its secrets hidden."""
     return HIDDEN if _has_secret(name, value) and value else redact(value)
 
@@ -204,7 +204,7 @@ def recorded(name: str, value: str) -> str:
 
     Any other value of an unknown variable may be a secret, and is hidden.
     """
-    return shown(name, value) if not value or is_known(name) or _HARMLESS.fullmatch(value) else HIDDEN
+    return redact_value(name, value) if not value or is_recorded(name) or _HARMLESS.fullmatch(value) else HIDDEN
 
 
 def hide_command(command: str) -> str:
@@ -323,6 +323,6 @@ _OF_TRANSPORTS = re.compile(
 )
 
 
-def is_known(name: str) -> bool:
+def is_recorded(name: str) -> bool:
     """Return whether values of this variable are recorded as they are."""
     return name in _RECORDED or _OF_TRANSPORTS.fullmatch(name) is not None

@@ -46,7 +46,7 @@ def sigterm_ends_in_order() -> Iterator[Callable[[], None]]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def what_ended(error: BaseException) -> str:
+def ending_text(error: BaseException) -> str:
     """Describe in one line what ended a run, such as ``Ctrl-C (SIGINT)``."""
     if isinstance(error, pytest.exit.Exception):
         text = str(error.msg)

@@ -38,7 +38,7 @@ def reopen_closed_output() -> None:
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
 
 
-def lead_nowhere() -> None:
+def discard_stdout() -> None:
     """Redirect standard output to the null device, so that Python does not fail when it flushes the rest at exit."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,8 +61,8 @@ class GuardedStream:
                 self._file.flush()
             except OSError as error:
                 self.failure = error.strerror or type(error).__name__
-                lead_nowhere()
-                atexit.register(lead_nowhere)  # pytest's capture restores the descriptor until then
+                discard_stdout()
+                atexit.register(discard_stdout)  # pytest's capture restores the descriptor until then
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -49,7 +49,7 @@ class KeyValue:
 
 
 @dataclass(frozen=True)
-class FoundKey:
+class RangeResult:
     """The result of reading a range of keys."""
 
     count: int
@@ -94,10 +94,10 @@ class TransactionResult:
         """Return the result of the nested transaction at index ``place``."""
         return TransactionResult.of(self.answers[place]["response_txn"], self.revision)
 
-    def found(self, place: int) -> FoundKey:
+    def range_result(self, place: int) -> RangeResult:
         """Return the result of the range at index ``place``."""
         answer = self.answers[place]["response_range"]
-        return FoundKey(int(answer.get("count", 0)), tuple(KeyValue.of(item) for item in answer.get("kvs", ())))
+        return RangeResult(int(answer.get("count", 0)), tuple(KeyValue.of(item) for item in answer.get("kvs", ())))
 
     def deleted(self, place: int) -> int:
         """Return the number of keys that the deletion at index ``place`` removed."""

@@ -93,14 +93,14 @@ class ContainerServer:
         container = self.container
         return f"etcd {self.version} in container {container.id[:12]} ({container.image}), at {self.endpoint}"
 
-    def why_silent(self) -> str | None:
-        """Return the same as :meth:`why_dead`, because the engine reports a paused container too."""
-        return self.why_dead()
+    def silence_reason(self) -> str | None:
+        """Return the same as :meth:`death_reason`, because the engine reports a paused container too."""
+        return self.death_reason()
 
-    def why_dead(self) -> str | None:
+    def death_reason(self) -> str | None:
         """Return None while the container runs; otherwise its state and the last lines of its log."""
         with _as_etcd_errors():
-            reason = self.container.why_dead()
+            reason = self.container.death_reason()
         return reason and f"{self.describe()}, {reason}"
 
     def client(self) -> EtcdClient:
@@ -140,7 +140,7 @@ class ContainerServer:
 
     @contextlib.contextmanager
     def _found(self) -> Iterator[Any]:
-        with _as_etcd_errors(self.endpoint), self.container.found() as container:
+        with _as_etcd_errors(self.endpoint), self.container.docker_container() as container:
             yield container
 
 

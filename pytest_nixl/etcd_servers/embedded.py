@@ -179,14 +179,14 @@ class EmbeddedServer:
     def describe(self) -> str:
         return f"embedded etcd {self.version}, pid {self.pid}, at {self.endpoint}"
 
-    def why_dead(self) -> str | None:
+    def death_reason(self) -> str | None:
         """Return None while it runs; otherwise how it ended and the last lines of its log."""
         if self.supervisor.alive(self.pid):
             return None
         return f"{self.describe()}, {self.supervisor.how_ended(self.pid)}\n{self._last_lines()}"
 
-    def why_silent(self) -> str | None:
-        if (reason := self.why_dead()) is not None:
+    def silence_reason(self) -> str | None:
+        if (reason := self.death_reason()) is not None:
             return reason
         with contextlib.suppress(OSError, IndexError):
             state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -251,7 +251,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + READY_SECONDS
         while not healthy(self.endpoint, self.credentials):
             if not self.supervisor.alive(self.pid):
-                reason, remedy = self._why_ended()
+                reason, remedy = self._ending_reason()
                 raise EtcdError(
                     f"the embedded etcd {self.version} at {self.endpoint} did not start: {reason}",
                     f"{remedy}; {_OTHER}",
@@ -271,7 +271,7 @@ class EmbeddedServer:
                 )
             time.sleep(0.01)
 
-    def _why_ended(self) -> tuple[str, str]:
+    def _ending_reason(self) -> tuple[str, str]:
         """Return why it ended at its start, and the remedy."""
         if fault := address_space_fault(ETCD_NEEDS):
             return f"{fault}, and etcd maps {ETCD_NEEDS >> 30} GiB", ADDRESS_SPACE_REMEDY

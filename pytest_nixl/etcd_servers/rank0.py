@@ -30,7 +30,7 @@ from pytest_nixl.processes.supervisor import SupervisorClient
 #: Timeout in seconds of one attempt to connect, and again for the answer.
 ATTEMPT_SECONDS = 2.0
 #: Seconds between two messages about the wait.
-SAID_EVERY = 5.0
+MESSAGE_SECONDS = 5.0
 
 _EVERYWHERE = "0.0.0.0"
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
@@ -217,7 +217,7 @@ def wait_for_etcd(
     :raises EtcdError: after ``seconds``, or at once if waiting cannot help (for example, if the tokens differ).
     """
     deadline = time.monotonic() + seconds
-    due = time.monotonic() + SAID_EVERY
+    due = time.monotonic() + MESSAGE_SECONDS
     pause = 0.05
     while True:
         error = _why_not(endpoint, certificates, max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic())))
@@ -245,7 +245,7 @@ def wait_for_etcd(
         if waiting is not None and time.monotonic() >= due:
             so_far = f"{seconds - remaining:.0f} s of {seconds:g} s"
             waiting(f"waiting for the etcd that rank 0 serves at {endpoint}; {so_far}; last attempt: {error.reason}")
-            due = time.monotonic() + SAID_EVERY
+            due = time.monotonic() + MESSAGE_SECONDS
         time.sleep(min(pause, remaining))
         pause = min(2 * pause, 0.5)
 

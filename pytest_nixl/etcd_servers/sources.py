@@ -42,11 +42,11 @@ class EtcdServer(Protocol):
     def describe(self) -> str:
         """Return a short description for messages."""
 
-    def why_dead(self) -> str | None:
+    def death_reason(self) -> str | None:
         """Return None while it is up; otherwise how it ended, and the last lines of its log if available."""
 
-    def why_silent(self) -> str | None:
-        """Return why it cannot answer: :meth:`why_dead`, or that a signal has stopped it; None if nothing is wrong."""
+    def silence_reason(self) -> str | None:
+        """Return why it cannot answer: :meth:`death_reason`, or that a signal has stopped it; None if all is well."""
 
     def client(self) -> EtcdClient:
         """Return a new client of this etcd."""
@@ -109,7 +109,7 @@ class ExternalServer:
     def describe(self) -> str:
         return f"external etcd at {self.endpoint}"
 
-    def why_dead(self) -> str | None:
+    def death_reason(self) -> str | None:
         try:
             with self.client() as client:
                 client.status()
@@ -117,8 +117,8 @@ class ExternalServer:
             return error.reason
         return None
 
-    def why_silent(self) -> str | None:
-        return self.why_dead()
+    def silence_reason(self) -> str | None:
+        return self.death_reason()
 
     def client(self) -> EtcdClient:
         return connect(self.endpoints, **self.credentials)
@@ -235,8 +235,8 @@ class SessionEtcd:
         if server is None or server.kind == "external":
             return
         try:
-            dead = server.why_dead()
-            reason = server.why_silent() if stopped else dead
+            dead = server.death_reason()
+            reason = server.silence_reason() if stopped else dead
         except (EtcdError, SupervisorError):
             # Its state cannot be read: start a new one at the next use.
             self._server = None

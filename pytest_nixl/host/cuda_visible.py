@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.core.words import plural
+from pytest_nixl.core.sentences import plural
 from pytest_nixl.host.driver_questions import VISIBLE_DEVICES as VARIABLE
 from pytest_nixl.host.gpu import GpuFacts
 

@@ -51,7 +51,7 @@ class DeviceCode:
         return fits or any(version <= capability for version in self.ptx)
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The capabilities as text: ``9.0, 10.0 and PTX of 9.0``."""
         parts = [", ".join(map(dotted, self.cubins))] if self.cubins else []
         return " and ".join([*parts, *([f"PTX of {', '.join(map(dotted, self.ptx))}"] if self.ptx else [])])

@@ -12,7 +12,7 @@ from pytest_nixl.host.rdma import RdmaDevice, network_cards
 
 #: The distances between a GPU and a network card, nearest first, and their descriptions.
 SWITCH, ROOT, NODE, UNPLACED, FAR = "switch", "root", "node", "unplaced", "far"
-WORDS = {
+DESCRIPTIONS = {
     SWITCH: "under the same PCI switch",
     ROOT: "on the same root of the bus",
     NODE: "on another root of the bus, at the same processor",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_nixl.core.redaction import shown
+from pytest_nixl.core.redaction import redact_value
 from pytest_nixl.core.strict import printable
 from pytest_nixl.host.listeners import command_of, parent_of, port_holder
 
@@ -106,7 +106,7 @@ def _read(folder: Path, sys: Path) -> LiveNixl | None:
     opened = sorted({match[1] for link in links if (match := _DEVICE.match(link))})
     assignments = (assignment.partition("=") for assignment in environ)
     variables = {
-        name: printable(shown(name, value)[:_MOST_VALUE])
+        name: printable(redact_value(name, value)[:_MOST_VALUE])
         for name, sign, value in assignments
         if sign and _VARIABLE.fullmatch(name)
     }

@@ -20,7 +20,7 @@ from pytest_nixl.core.strict import loads
 from pytest_nixl.core.untrusted_file import read_regular
 
 #: The folder of a recorded tree for answers of libraries, servers and the kernel.
-ASKED = "pytest-nixl"
+ANSWERS_FOLDER = "pytest-nixl"
 #: At most this many bytes of a file are read.
 MOST = 1 << 20
 #: The most bytes of a recorded answer.
@@ -141,7 +141,7 @@ class FactsRoot:
         if self.folder is None:
             self.answers[name] = question()
             return self.answers[name]
-        path, form = f"/{ASKED}/{name}.json", "a file that `pytest-nixl facts --record` wrote"
+        path, form = f"/{ANSWERS_FOLDER}/{name}.json", "a file that `pytest-nixl facts --record` wrote"
         try:
             content = read_regular(Path(self._inside(path)), _LARGEST_ANSWER, form)
             self.answers[name] = loads(content, most=_LARGEST_ANSWER)
@@ -186,7 +186,7 @@ class FactsRoot:
                 if place.is_dir() and not place.is_symlink():
                     shutil.rmtree(place)
                 place.symlink_to(os.path.relpath(_place(folder, target), place.parent))
-        answers_folder = folder / ASKED
+        answers_folder = folder / ANSWERS_FOLDER
         answers_folder.mkdir()
         for name, answer in self.answers.items():
             (answers_folder / f"{name}.json").write_text(json.dumps(hide_all(answer, hide), indent=1) + "\n")

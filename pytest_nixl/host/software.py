@@ -61,12 +61,12 @@ class Lacking:
     """A library, or symbol versions of one, that a plugin needs and that are missing.
 
     :param versions: the missing symbol versions; empty if the library itself is missing.
-    :param words: the same as a sentence.
+    :param sentence: the same as a sentence.
     """
 
     soname: str
     versions: tuple[str, ...]
-    words: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def unused_variables(log: str) -> dict[str, str]:
     return unused
 
 
-def words_of_ucx(log: str) -> list[str]:
+def ucx_warnings(log: str) -> list[str]:
     """Return UCX's warnings and errors, each once, except those about unused variables.
 
     :param log: the stderr of a process with UCX.
@@ -316,7 +316,7 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     client = etcd_client(answer.get("libraries", []))
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in answer["backends"]:
-        answer["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
+        answer["backends"]["UCX"]["said"] = ucx_warnings(worker.output())
     if answer.get("ucx_rdma"):
         answer["ucx_rdma"]["other_abi"] = other_abi(worker.output())
     return {**answer, "etcd_client": library, "unused": unused_variables(worker.output())}

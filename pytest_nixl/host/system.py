@@ -95,7 +95,7 @@ def read_host(root: FactsRoot) -> HostFacts:
         huge_pages=tuple(_huge_pages(root)),
         memlock=_memlock(root),
         shm=_shm(root),
-        ptrace_scope=whole(root, "/proc/sys/kernel/yama/ptrace_scope"),
+        ptrace_scope=integer_in(root, "/proc/sys/kernel/yama/ptrace_scope"),
         cores=read_cores(root),
     )
 
@@ -104,7 +104,7 @@ def _text(root: FactsRoot, path: str) -> Fact[str]:
     return Fact.read(root.read(path), path, "it cannot be read")
 
 
-def whole(root: FactsRoot, path: str) -> Fact[int]:
+def integer_in(root: FactsRoot, path: str) -> Fact[int]:
     """Return the integer in a file."""
     return Fact.read(root.number(path), path, "it cannot be read")
 
@@ -311,9 +311,9 @@ def read_storage_queues(root: FactsRoot) -> StorageQueues:
     status = root.read(_STATUS) or ""
     mode = next((line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")), "")
     return StorageQueues(
-        uring_disabled=whole(root, _DISABLED),
-        aio_max=whole(root, _AIO_MAX),
-        aio_used=whole(root, _AIO_USED),
+        uring_disabled=integer_in(root, _DISABLED),
+        aio_max=integer_in(root, _AIO_MAX),
+        aio_used=integer_in(root, _AIO_USED),
         seccomp=Fact.read(int(mode) if mode.isdecimal() else None, _STATUS, "it has no line Seccomp"),
         calls=Fact(queues or None, "io_setup and io_uring_setup", str(answer.get("why", ""))),
     )

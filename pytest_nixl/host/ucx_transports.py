@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from pytest_nixl.core.words import named
+from pytest_nixl.core.sentences import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.transports import UCX_NAMES, UCX_OF_EFA, UCX_OF_GPUS, UCX_OF_RDMA
 

@@ -35,7 +35,7 @@ from pytest_nixl.judge.profile_table import (
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.findings import Acceptance, known_finding
-from pytest_nixl.model.image import NOTHING_WANTED, SOFTWARE, VERSION_FORM, ImageRequirements, VersionRange
+from pytest_nixl.model.image import NO_REQUIREMENTS, SOFTWARE, VERSION_FORM, ImageRequirements, VersionRange
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.row_key import BASE, EACH, HUGE, LAST
@@ -106,7 +106,7 @@ class Profile:
     references: tuple[ReferenceRun, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
     bounds: tuple[Bound, ...] = ()
-    image: ImageRequirements = NOTHING_WANTED
+    image: ImageRequirements = NO_REQUIREMENTS
 
     def acceptance(self, finding: str) -> Acceptance | None:
         """Return the acceptance of the finding with this id; None: the profile does not accept it."""

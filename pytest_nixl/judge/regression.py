@@ -58,7 +58,7 @@ class Effect:
     now: int
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The effect as text: ``-10.2 % (between -10.9 % and -9.6 %), 5 launches against 5, p = 0.004``."""
         between = ""
         if self.interval is not None:

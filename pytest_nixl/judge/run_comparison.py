@@ -231,7 +231,7 @@ def _pooled(
     count = len(comparison.rows)
     over = f"{count} rows together" if count > 1 else str(next(iter(comparison.rows)))
     reason, remedy = (
-        f"{over} against {before.name}: {effect.words}",
+        f"{over} against {before.name}: {effect.text}",
         _remedy(effect, margin, different, before, in_turn),
     )
     if effect.verdict is Verdict.INCONCLUSIVE and not in_turn:
@@ -265,7 +265,7 @@ def _rows(
         figures = f"{_rate(new[key].bandwidth)} after {_rate(old[key].bandwidth)}"
         if old[key].transports != new[key].transports and old[key].transports:
             figures += f", over {'+'.join(new[key].transports) or 'unknown'} after {'+'.join(old[key].transports)}"
-        reason = f"{key} against {before.name}: {figures}: {effect.words}"
+        reason = f"{key} against {before.name}: {figures}: {effect.text}"
         if effect.verdict is Verdict.REGRESSED:
             yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn), key)
         elif key in comparison.suspects and effect.p <= PROOF:
@@ -371,7 +371,7 @@ def _rate(value: float) -> str:
     return f"{units.gigabytes(value)} GB/s"
 
 
-def shown_change(effect: Effect) -> str:
+def change_text(effect: Effect) -> str:
     """Return an effect as the text of a table cell: ``-10.2 % [-10.9, -9.6]``."""
     if effect.interval is None:
         return change(effect.ratio)

@@ -96,7 +96,7 @@ class Conclusion:
         )
 
     @property
-    def word(self) -> str:
+    def verdict(self) -> str:
         """One of :data:`RUN_VERDICTS` but REFUSED. A run that failed and was interrupted is FAIL."""
         if self.nothing:
             return NOTHING_CHECKED
@@ -110,12 +110,12 @@ class Conclusion:
         if self.interrupted:
             return f"FAIL, {self.interrupted}" if self.failed else self.interrupted
         if self.unmeasured:
-            return f"{self.word}, because {self.unmeasured}"
+            return f"{self.verdict}, because {self.unmeasured}"
         if self.beside:
             return f"FAIL, because {self.beside}"
         if self.retry:
             return f"{Verdict.INCONCLUSIVE}, retry while the machine is quiet"
-        return "PASS, with warnings" if self.word == "PASS" and self.outcome is Outcome.WARN else self.word
+        return "PASS, with warnings" if self.verdict == "PASS" and self.outcome is Outcome.WARN else self.verdict
 
 
 def _may_pass_later(result: Result) -> bool:
@@ -190,7 +190,7 @@ def summary_line(
     return TextLine(text, verdict.outcome)
 
 
-def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dict[str, Any]:
+def verdict_fields(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dict[str, Any]:
     """Return the part of ``verdict.json`` that is the same for every rank, as JSON values.
 
     :param gate: whether ``--nixl-gate`` is given.
@@ -199,7 +199,7 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
     verdict = Conclusion.of(results, gate=gate, interrupted=interrupted)
     failing = [result for result in results if outcome(result.verdict, gate=gate) is Outcome.FAIL]
     return {
-        "verdict": verdict.word,
+        "verdict": verdict.verdict,
         "gate": gate,
         "warnings": sum(outcome(result.verdict, gate=gate) is Outcome.WARN for result in results),
         "interrupted": interrupted,
@@ -217,7 +217,7 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
         ],
         "known_limits": known_limits(results),
         "failing_left_out": max(0, len(failing) - _MOST_FAILING),
-        "figures": told_figures(results),
+        "figures": verdict_figures(results),
     }
 
 
@@ -250,7 +250,7 @@ def next_step(report: Mapping[str, Any]) -> str:
     return "accept" if report["verdict"] == "PASS" else "retry"
 
 
-def told_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
+def verdict_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the named figures of ``verdict.json``, each with its bounds and whether it is within them.
 
     ``at_most`` and ``at_least`` are in the figure's unit; None: the profile has no such bound.
@@ -303,4 +303,4 @@ def without_results(verdict: str, interrupted: str = "") -> dict[str, Any]:
 
     :param verdict: one of :data:`RUN_VERDICTS`.
     """
-    return {**told((), gate=False), "verdict": verdict, "interrupted": interrupted}
+    return {**verdict_fields((), gate=False), "verdict": verdict, "interrupted": interrupted}

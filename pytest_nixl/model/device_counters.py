@@ -231,17 +231,17 @@ class LossyDevice:
     grown: Mapping[str, int]
 
     @property
-    def lost(self) -> tuple[int, str]:
+    def worst_loss(self) -> tuple[int, str]:
         """How much the counter of losses grew that grew most, and its name; ``(0, "")``: none grew."""
         return max(((count, name) for name, count in self.grown.items() if name in LOSS), default=(0, ""))
 
     @property
     def loses(self) -> bool:
         """Whether it lost more packets than a healthy device may."""
-        return self.lost[0] >= max(FEWEST_LOST, self.packets * LOST_SHARE)
+        return self.worst_loss[0] >= max(FEWEST_LOST, self.packets * LOST_SHARE)
 
     def __str__(self) -> str:
-        count, name = self.lost
+        count, name = self.worst_loss
         share = f"{100 * count / self.packets:.2g} %"
         return f"{self.device} of {self.host} counted {count:,} {name} in {self.packets:,} packets ({share})"
 

@@ -175,7 +175,7 @@ _KINDS = (
     ),
     FigureKind(
         "pattern-share", COUNT, ("backend", "op", "memory", "pattern"),
-        "the least share of a flow: its bandwidth beside all others divided by that without them", _PATTERN,
+        "the least share of a flow: its bandwidth while all others run divided by that alone", _PATTERN,
     ),
     FigureKind(
         "pattern-jain", COUNT, ("backend", "op", "memory", "pattern"),

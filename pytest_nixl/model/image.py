@@ -37,7 +37,7 @@ class ImageRequirements:
     versions: Mapping[str, VersionRange] = field(default_factory=dict)
 
 
-NOTHING_WANTED = ImageRequirements()
+NO_REQUIREMENTS = ImageRequirements()
 
 
 VERSION_FORM = 'a version or its first numbers ("1.5"), or bounds (">=1.18, <2")'

@@ -60,7 +60,7 @@ class RankPairing:
             return tuple(combinations(range(ranks), 2))
         for pair in self.listed:
             if max(pair) >= max(ranks, 2):
-                raise ValueError(f"{pair[0]}:{pair[1]} names a rank that is not among 0 to {max(ranks, 2) - 1}")
+                raise ValueError(f"{pair[0]}:{pair[1]} names a rank that is not in the range 0 to {max(ranks, 2) - 1}")
         return self.listed
 
     def __str__(self) -> str:

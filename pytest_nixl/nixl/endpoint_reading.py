@@ -65,12 +65,12 @@ class EndpointReading:
     """How NIXL reads the value.
 
     :param works: whether NIXL finds an address in the value; nothing may answer at that address.
-    :param why: one sentence.
+    :param reason: one sentence.
     :param contacts: addresses that NIXL connects to.
     """
 
     works: bool
-    why: str
+    reason: str
     contacts: tuple[Address, ...] = ()
     notes: tuple[Note, ...] = ()
 

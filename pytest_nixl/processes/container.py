@@ -98,7 +98,7 @@ class Container:
         return f"{self.host}:{self.port}"
 
     @contextlib.contextmanager
-    def found(self) -> Iterator[Any]:
+    def docker_container(self) -> Iterator[Any]:
         """Yield the container as the package docker knows it.
 
         :raises ContainerError: if it does not exist any more (``no-container``), or no engine answers.
@@ -113,10 +113,10 @@ class Container:
                     f"the container {self.name} was removed by somebody else", cause="no-container"
                 ) from None
 
-    def why_dead(self) -> str | None:
+    def death_reason(self) -> str | None:
         """Return None while the container runs; otherwise its state and the last lines of its log."""
         try:
-            with self.found() as container:
+            with self.docker_container() as container:
                 state = container.attrs["State"]
                 if state["Status"] == "running":
                     return None
@@ -182,7 +182,7 @@ class Container:
                     cause="port-taken" if taken else "not-started",
                 ) from None
             except (TimeoutError, RuntimeError, OSError) as error:
-                with self.found() as created:
+                with self.docker_container() as created:
                     lines = last_lines(created)
                 raise self.not_ready(lines) from error
         self.id = str(container.get_wrapped_container().id)

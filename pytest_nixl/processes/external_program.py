@@ -52,7 +52,7 @@ class Tool:
         self.close()
 
     @property
-    def found(self) -> bool:
+    def is_installed(self) -> bool:
         """Whether the rank has the program."""
         return self._found is not None
 
@@ -79,7 +79,7 @@ class Tool:
             CUDA_VISIBLE_DEVICES. None unsets a variable.
         :raises ToolError: if the rank does not have the program, or cannot execute it.
         """
-        if not self.found:
+        if not self.is_installed:
             raise ToolError(f"{self.where} was not found: it is not on that rank's PATH", TOOLS[self.name])
         try:
             started = self.worker.call(
@@ -131,7 +131,7 @@ class RunningProgram:
         self._look(seconds)
         return self._code
 
-    def said(self, seconds: float) -> str:
+    def final_output(self, seconds: float) -> str:
         """Wait for its end and return its output, with any exit code. :raises ToolError: after ``seconds``."""
         self.wait(seconds)
         return self._output.text()
@@ -210,7 +210,7 @@ class RunningProgram:
             timeout = 0.0
 
 
-def others_beside(first: RunningProgram, second: RunningProgram) -> float | None:
+def contention_of(first: RunningProgram, second: RunningProgram) -> float | None:
     """Return the contention while ``first`` ran: how many of the cores that both need other processes used on its host.
 
     None if it is unknown because one of the programs has not ended.

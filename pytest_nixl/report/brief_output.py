@@ -46,7 +46,7 @@ class BriefOutput:
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest writes the failures
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
         run = self._run
-        if run.usable and not run.serves and (run.found.results or run.found.interrupted):
+        if run.usable and not run.serves and (run.record.results or run.record.interrupted):
             write_problems(terminalreporter, run)
         if terminalreporter.verbosity > 0:
             return (yield)
@@ -139,9 +139,9 @@ def finish(terminal: pytest.TerminalReporter, run: Run) -> None:
         plugin.give_back(terminal)
     if not run.usable or exit_code(run.config) == pytest.ExitCode.USAGE_ERROR:
         return  # pytest's last line says why the run is refused
-    if not (run.found.results or run.configured or run.found.interrupted or left_out_line(run.config)):
+    if not (run.record.results or run.configured or run.record.interrupted or left_out_line(run.config)):
         return
-    if run.found.results or run.serves or run.found.interrupted:
+    if run.record.results or run.serves or run.record.interrupted:
         write_report(terminal, run)
     elif not run.collected.used:
         nothing_collected(terminal, run.config)

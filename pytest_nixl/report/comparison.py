@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.regression import change
-from pytest_nixl.judge.run_comparison import RunComparison, failed_rows, shown_change
+from pytest_nixl.judge.run_comparison import RunComparison, change_text, failed_rows
 from pytest_nixl.model.verdicts import TextLine, outcome
 
 _COLUMNS = ("row", "GB/s before", "GB/s now", "change [90 %]", "launches", "p")
@@ -29,7 +29,7 @@ def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
             key.short,
             units.gigabytes(before.rows[key].bandwidth),
             units.gigabytes(now.rows[key].bandwidth),
-            shown_change(effect),
+            change_text(effect),
             f"{effect.now}:{effect.before}",
             f"{effect.p:.2g}",
         )
@@ -49,7 +49,7 @@ def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
         yield TextLine(f"{_join(_COLUMNS, widths)}  verdict")
     for line, row_effects, ends in zip(cells, effects, outcomes, strict=True):
         yield TextLine(f"{_join(line, widths)}  {row_effects}", ends)
-    pooled = f" (all rows together: {comparison.pooled.words})" if comparison.pooled is not None else ""
+    pooled = f" (all rows together: {comparison.pooled.text})" if comparison.pooled is not None else ""
     # Without a row in common the verdict is that of the rows that failed.
     verdict = comparison.verdict
     if comparison.pooled is None and failed:

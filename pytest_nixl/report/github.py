@@ -11,7 +11,7 @@ from pytest_nixl.core import units
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.core.untrusted_file import write_regular
-from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.judge.run_comparison import change_text
 from pytest_nixl.model.conclusion import NEXT_STEPS, counted, known_limits_line
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 from pytest_nixl.report.charts import time_text
@@ -43,7 +43,7 @@ def summary(report: RunReport) -> Iterator[str]:
     """Yield lines of Markdown: the verdict, bad results with their remedies, the rows, and the differences."""
     run, compared = report.run, report.compared
     counts = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
-    yield f"## NIXL {'gate' if report.gate else 'verdict'}: {_plain(report.words)}"
+    yield f"## NIXL {'gate' if report.gate else 'verdict'}: {_plain(report.verdict_text)}"
     yield ""
     yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {counts or 'no check ran'}"
     yield ""
@@ -72,7 +72,7 @@ def summary(report: RunReport) -> Iterator[str]:
         cells = [key.short, verdict, units.gigabytes(row.bandwidth), floor, *latencies, "+".join(row.transports)]
         if compared is not None:
             effect = compared.comparison.rows.get(key)
-            cells.append(f"{shown_change(effect)} {effect.verdict}" if effect is not None else "")
+            cells.append(f"{change_text(effect)} {effect.verdict}" if effect is not None else "")
         yield f"| {' | '.join(_plain(cell) for cell in cells)} |"
     ratios = [ratio for result in run.results for ratio in result.ratios if ratio.comparable]
     if ratios:

@@ -64,7 +64,7 @@ def add_run_cases(config: pytest.Config, run: Run) -> None:
 def write_again(config: pytest.Config, run: Run) -> None:
     """Write the JUnit file again, because the verdict has changed since."""
     for writer in junit_files(config):
-        for report in _reports(INTERRUPTED.lower(), run.found.interrupted, []):
+        for report in _reports(INTERRUPTED.lower(), run.record.interrupted, []):
             writer.pytest_runtest_logreport(report)
         writer.pytest_sessionfinish()
 
@@ -106,12 +106,12 @@ def add_refusal(config: pytest.Config, reason: str, rank: int) -> None:
 
 
 def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
-    if run.found.interrupted:
-        yield INTERRUPTED.lower(), run.found.interrupted, [("nixl_verdict", INTERRUPTED)]
+    if run.record.interrupted:
+        yield INTERRUPTED.lower(), run.record.interrupted, [("nixl_verdict", INTERRUPTED)]
     if exit_code(run.config) == pytest.ExitCode.NO_TESTS_COLLECTED:
         yield WHOLE_RUN, "FAIL: no test was collected", [("nixl_verdict", "FAIL")]
     names: dict[str, int] = {}
-    for result in run.found.results:
+    for result in run.record.results:
         if outcome(result.verdict, gate=run.settings.gate) is not Outcome.FAIL:
             continue
         if result.nodeid in completeness_of(run).failed:

@@ -35,13 +35,13 @@ class LinkMatrix:
 
     :param targets: the ranks of the columns.
     :param rows: the rank of each line, and a cell for each target; None: not measured.
-    :param words: the slowest link in a sentence.
+    :param summary: the slowest link in a sentence.
     """
 
     title: str
     targets: Sequence[int]
     rows: Sequence[tuple[int, Sequence[MatrixCell | None]]]
-    words: str
+    summary: str
 
 
 def matrices(run: RecordedRun) -> list[LinkMatrix]:

@@ -45,16 +45,16 @@ def in_action() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def leave_again(config: pytest.Config, run: Run) -> None:
+def rewrite_reports(config: pytest.Config, run: Run) -> None:
     """Write the record and the reports again, because the verdict has changed, and delete the old record."""
-    old = run.found.stored
-    leave(config, run)
-    if run.found.stored != old:
+    old = run.record.stored
+    write_reports(config, run)
+    if run.record.stored != old:
         for path in old:
             path.unlink(missing_ok=True)
 
 
-def leave(config: pytest.Config, run: Run) -> None:
+def write_reports(config: pytest.Config, run: Run) -> None:
     """Write the record and the reports of a run. With several ranks, rank 0 writes them."""
     if run.placement.several and run.placement.rank:
         return  # this rank could not join: rank 0 may still write reports of its own
@@ -64,7 +64,7 @@ def leave(config: pytest.Config, run: Run) -> None:
         _report(config, run, run.settings, this_run(run))
 
 
-def leave_refusal(config: pytest.Config, run: Run, reason: str) -> None:
+def write_refusal(config: pytest.Config, run: Run, reason: str) -> None:
     """Write the reports of a run that is refused before its first test, so that no file of an earlier run stays.
 
     The first reason counts. With several ranks, rank 0 writes the reports; the others write only their JUnit file.
@@ -84,11 +84,11 @@ def leave_refusal(config: pytest.Config, run: Run, reason: str) -> None:
     settings = run.settings if run.usable else readable_settings(config)
     if settings.report or in_action():
         _report(config, run, settings, refused_run(run, settings), refused=reason)
-    for text in (*run.found.notes, *run.found.annotations):
+    for text in (*run.record.notes, *run.record.annotations):
         print(text, file=sys.stderr)
 
 
-def leave_session_refusal(config: pytest.Config, run: Run) -> None:
+def write_session_refusal(config: pytest.Config, run: Run) -> None:
     """Write the reports of a run whose session ends with a usage error, unless they are written already.
 
     A process that the other ranks refuse has no rank, and their reports may be complete: it writes none.
@@ -97,17 +97,17 @@ def leave_session_refusal(config: pytest.Config, run: Run) -> None:
         return
     error = sys.exc_info()[1]  # pytest calls the hook pytest_sessionfinish while it passes the error on
     usage_error = isinstance(error, pytest.UsageError) and str(error)
-    leave_refusal(config, run, usage_error or "pytest refused the command line: its output says why")
+    write_refusal(config, run, usage_error or "pytest refused the command line: its output says why")
 
 
 def _store(config: pytest.Config, run: Run) -> None:
-    if not run.found.benchmarks:
-        run.found.note(f"nothing was stored in {run.settings.store}: no row was recorded")
+    if not run.record.benchmarks:
+        run.record.note(f"nothing was stored in {run.settings.store}: no row was recorded")
         return
     store = Store(Path(run.settings.store))
     record = record_of(config, run)
     records = [(record, run.settings.image)]
-    if run.settings.compare_image is not None and run.found.other_samples:
+    if run.settings.compare_image is not None and run.record.other_samples:
         other = other_run(run, run.settings.compare_image)
         records.append((other_record(record, run, other), run.settings.compare_image.image))
     stored = []
@@ -115,12 +115,12 @@ def _store(config: pytest.Config, run: Run) -> None:
         try:
             path = store.write(run_record, label)
         except NixlPluginError as error:
-            run.found.note(f"{error.reason}. {error.remedy}")
+            run.record.note(f"{error.reason}. {error.remedy}")
         else:
             stored.append(path)
-            run.found.note(f"stored: {path}")
+            run.record.note(f"stored: {path}")
     if stored:
-        run.found.stored = tuple(stored)
+        run.record.stored = tuple(stored)
 
 
 def _chosen(config: pytest.Config, settings: Settings) -> dict[str, str]:
@@ -143,8 +143,8 @@ def _next_step(report: RunReport, run: Run, page: str) -> str:
     if step != "accept":
         return f"next: {step}: {f'open {page}; ' if page else ''}{NEXT_STEPS[step]}"
     figures = f"; figures: {page}" if page else ""
-    if run.found.stored:
-        return f"next: accept: nothing to do{figures}; compare a later run: --nixl-baseline={run.found.stored[0]}"
+    if run.record.stored:
+        return f"next: accept: nothing to do{figures}; compare a later run: --nixl-baseline={run.record.stored[0]}"
     return f"next: accept: nothing to do{figures}; to compare a later run: --nixl-store=DIR, then --nixl-baseline=FILE"
 
 
@@ -157,10 +157,10 @@ def _report(config: pytest.Config, run: Run, settings: Settings, record: Recorde
         except OSError as error:
             skipped = [f"the reports have no history: {settings.store} cannot be read ({error.strerror})"]
     completeness = completeness_of(run)
-    checks = {result.nodeid for result in run.found.results}
+    checks = {result.nodeid for result in run.record.results}
     report = RunReport(
         record,
-        run.found.comparison,
+        run.record.comparison,
         tuple(history),
         gate=settings.gate,
         refused=refused,
@@ -171,22 +171,22 @@ def _report(config: pytest.Config, run: Run, settings: Settings, record: Recorde
         chosen=_chosen(config, settings),
     )
     if in_action():
-        run.found.annotations = tuple(workflow_commands(report))
+        run.record.annotations = tuple(workflow_commands(report))
         try:
             add_summary(report)
         except NixlPluginError as error:
-            run.found.note(error.reason)
+            run.record.note(error.reason)
     if used := disturbance(record.rows):
-        run.found.note(f"{used}: the figures are less than this machine's best")
+        run.record.note(f"{used}: the figures are less than this machine's best")
     pages = []
     for path in settings.report:
         try:
             write(report, Path(path))
         except NixlPluginError as error:
-            run.found.note(f"{error.reason}. {error.remedy}")
+            run.record.note(f"{error.reason}. {error.remedy}")
         else:
-            run.found.note(f"wrote {path}")
+            run.record.note(f"wrote {path}")
             pages += [path] if path.endswith(".html") else []
     if not refused:
-        run.found.note(_next_step(report, run, pages[0] if pages else ""))
-    run.found.note(*skipped)
+        run.record.note(_next_step(report, run, pages[0] if pages else ""))
+    run.record.note(*skipped)

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
-from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.judge.run_comparison import change_text
 from pytest_nixl.model.conclusion import NEXT_STEPS, counted, known_limits
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.results import Result
@@ -139,7 +139,7 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
     return {
         "style": _STYLES[worst] if recorded else "warn",
         "numbers": _first_numbers(report),
-        "words": report.words if recorded else "NO CHECK IS RECORDED",
+        "words": report.verdict_text if recorded else "NO CHECK IS RECORDED",
         "reasons": [(group[0].verdict, reasons(group)) for group in alike.values()],
         "next": (report.next_step, NEXT_STEPS[report.next_step]) if recorded else None,
         "remedy": bad[0].remedy if bad else "",
@@ -151,7 +151,7 @@ def _first_numbers(report: RunReport) -> list[tuple[str, str]]:
     """Return the figures that a reader sees first, each with what it is of."""
     numbers = []
     if report.compared is not None and report.compared.comparison.pooled is not None:
-        change = shown_change(report.compared.comparison.pooled)
+        change = change_text(report.compared.comparison.pooled)
         numbers.append((change.partition(" [")[0], f"all rows together against {report.compared.before.name}"))
     rows = {key: row for key, row in report.run.rows.items() if row.floor}
     if rows:
@@ -180,14 +180,14 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
                 "id": f"row-{key}",
                 "style": _STYLES[outcome(effect.verdict, gate=False)],
                 "verdict": effect.verdict,
-                "change": shown_change(effect),
+                "change": change_text(effect),
                 "bar": change_bar(
                     axis,
                     effect.ratio,
                     effect.interval,
                     compared.margin,
                     _BARS.get(effect.verdict, "s5"),
-                    shown_change(effect),
+                    change_text(effect),
                 ),
                 "before": units.gigabytes(compared.before.rows[key].bandwidth),
                 "now": units.gigabytes(compared.now.rows[key].bandwidth),
@@ -196,7 +196,7 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
             }
         )
     pooled = compared.comparison.pooled
-    together = f" All rows together: {pooled.words}." if pooled is not None else ""
+    together = f" All rows together: {pooled.text}." if pooled is not None else ""
     description = (
         f"The run is {compared.comparison.verdict}.{together} The band shows changes that count as unchanged, up to "
         f"{100 * compared.margin:.3g} % in each direction; the bar is a 90 % interval."

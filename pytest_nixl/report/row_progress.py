@@ -98,7 +98,7 @@ class RowProgress:
             return
         number, key = self._keys[item.nodeid]
         usual = sum(self._spent) / len(self._spent) if self._spent else None
-        results = self._run.found
+        results = self._run.record
         results.samples_so_far = None
         self._started = time.monotonic()
         ranks = 1 if self._run.rank_session is None else self._run.rank_session.membership.size

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from pytest_nixl.judge.run_comparison import RunComparison
-from pytest_nixl.model.conclusion import Conclusion, failed_beside, next_step, told
+from pytest_nixl.model.conclusion import Conclusion, failed_beside, next_step, verdict_fields
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.store.record_reader import RecordedRun
@@ -50,7 +50,7 @@ class RunReport:
     @property
     def passed(self) -> bool:
         """Whether the run passed."""
-        return self.conclusion.word == "PASS" and not self.refused
+        return self.conclusion.verdict == "PASS" and not self.refused
 
     @property
     def outcome(self) -> Outcome:
@@ -58,14 +58,14 @@ class RunReport:
         return Outcome.FAIL if self.refused else self.conclusion.outcome
 
     @property
-    def words(self) -> str:
+    def verdict_text(self) -> str:
         """The verdict of the run in words."""
         return f"REFUSED: {self.refused}" if self.refused else str(self.conclusion)
 
     @cached_property
     def verdict_values(self) -> dict[str, Any]:
         """The values of ``verdict.json`` that are the same for every rank."""
-        values = told(self.run.results, gate=self.gate, interrupted=self.run.interrupted)
+        values = verdict_fields(self.run.results, gate=self.gate, interrupted=self.run.interrupted)
         if self.refused:
             return {**values, "verdict": "REFUSED"}
         return failed_beside(values, self.exit_code) if self.exit_code else values

@@ -33,7 +33,7 @@ def lines(
     everything: bool = False,
     width: int | None = None,
 ) -> Iterator[TextLine]:
-    """Yield what is wrong with reason and remedy, the gravest first; then the tables of rows; then the verdict.
+    """Yield what is wrong with reason and remedy, the most severe first; then the tables of rows; then the verdict.
 
     If something fails or warns, the verdict is also the first line.
 
@@ -52,7 +52,7 @@ def lines(
 def wrong_lines(
     results: Sequence[Result], summary: TextLine, *, gate: bool, width: int | None = None
 ) -> Iterator[TextLine]:
-    """Yield the verdict and what is wrong, the gravest first; nothing if nothing fails or warns."""
+    """Yield the verdict and what is wrong, the most severe first; nothing if nothing fails or warns."""
     wrong = [group for group in _groups(results, gate) if _is_wrong(group[0], gate)]
     if wrong:
         yield summary
@@ -80,7 +80,7 @@ def measured_lines(
 
 
 def _groups(results: Sequence[Result], gate: bool) -> list[list[Result]]:
-    """Return the results that are not good, those of one verdict and one remedy together, the gravest first."""
+    """Return the results that are not good, those of one verdict and one remedy together, the most severe first."""
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict not in GOOD:

@@ -88,10 +88,10 @@ def write_problems(terminal: pytest.TerminalReporter, run: Run) -> None:
     run.config.stash[_PROBLEMS] = True
     if run.rank_session is not None and run.rank_session.ending is not None:
         return
-    problem_lines = list(wrong_lines(run.found.results, _summary(run), gate=run.settings.gate, width=_width(terminal)))
+    problem_lines = list(wrong_lines(run.record.results, _summary(run), gate=run.settings.gate, width=_width(terminal)))
     if problem_lines:
         terminal.section("NIXL: what is wrong, and what to do")
-        changes = run.found.comparison.changes if run.found.comparison is not None else ()
+        changes = run.record.comparison.changes if run.record.comparison is not None else ()
         variables = (TextLine(f"changed: {item}") for item in changes if item.variable)
         # The first line is the verdict, which the report ends with.
         _write(terminal, (*variables, *problem_lines[1:]))
@@ -104,29 +104,29 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     run.config.stash[_REPORTED] = True
     terminal.section("NIXL")
     if run.rank_session is not None and run.rank_session.ending is not None:
-        for text in (*run.rank_session.ending.verdict.splitlines(), *run.found.notes):
+        for text in (*run.rank_session.ending.verdict.splitlines(), *run.record.notes):
             terminal.write_line(text)
         return
     gate, everything = run.settings.gate, terminal.verbosity > 0
-    shown = list(measured_lines(run.found.results, gate=gate, everything=everything, width=_width(terminal)))
-    if limits_line := known_limits_line(run.found.results, nixl_version(run)):
+    shown = list(measured_lines(run.record.results, gate=gate, everything=everything, width=_width(terminal)))
+    if limits_line := known_limits_line(run.record.results, nixl_version(run)):
         shown.append(TextLine(limits_line))
     if levels := left_out_line(run.config):
         shown.append(TextLine(levels))
-    if run.found.comparison is not None:
-        shown += comparison_lines(run.found.comparison, gate=gate)
+    if run.record.comparison is not None:
+        shown += comparison_lines(run.record.comparison, gate=gate)
     _write(terminal, (*shown, _summary(run)))
     # A run of several suites has many notes about requests for KV blocks, whose rows are in the table.
     folded = not everything and len(run.collected.suites) > 1
-    notes = (text for text in run.found.notes if not (folded and text in run.found.details))
-    for text in (*notes, *run.found.annotations):
+    notes = (text for text in run.record.notes if not (folded and text in run.record.details))
+    for text in (*notes, *run.record.annotations):
         terminal.write_line(text)
 
 
 def _summary(run: Run) -> TextLine:
     left_out = not_chosen(run.collected.suites) if run.settings.gate else ()
     deselected = completeness_of(run).deselected if run.settings.gate else ()
-    results = run.found
+    results = run.record
     return summary_line(
         results.results,
         gate=run.settings.gate,
@@ -148,7 +148,7 @@ def _write(terminal: pytest.TerminalReporter, shown: Iterable[TextLine]) -> None
         terminal.write_line(printable(line.text), **({colour: True} if colour else {}))
 
 
-def report_if_left_out(config: pytest.Config, run: Run) -> None:
+def report_if_unwritten(config: pytest.Config, run: Run) -> None:
     """Write the report if pytest has not written it, as happens after SIGTERM and after a crash."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     refused = exit_code(config) == pytest.ExitCode.USAGE_ERROR  # pytest's last line says why
@@ -156,19 +156,19 @@ def report_if_left_out(config: pytest.Config, run: Run) -> None:
         write_report(terminal, run)
 
 
-def last_word(config: pytest.Config, run: Run) -> None:
+def repeat_verdict(config: pytest.Config, run: Run) -> None:
     """Write the verdict of an interrupted run again, as the very last line, once."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not config.stash.get(_LAST_WORD, False):
         config.stash[_LAST_WORD] = True
         terminal.write_line(
-            summary_line(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted).text, red=True
+            summary_line(run.record.results, gate=run.settings.gate, interrupted=run.record.interrupted).text, red=True
         )
 
 
 def nixl_version(run: Run) -> str:
     """Return the version of NIXL: as the workers report it, else of the installed package; empty: not known."""
-    version = run.found.versions.get("nixl") or installed_nixl()
+    version = run.record.versions.get("nixl") or installed_nixl()
     return "" if version == _UNKNOWN else version
 
 

@@ -27,7 +27,7 @@ def find(run: Run) -> None:
     :raises pytest.UsageError: if there is none, or if it was measured on another kind of machine.
     """
     settings = run.settings
-    if not settings.baseline or settings.first_baseline or run.found.baseline is not None:
+    if not settings.baseline or settings.first_baseline or run.record.baseline is not None:
         return
     try:
         baseline, skipped = find_baseline(settings.baseline, settings.store)
@@ -38,8 +38,8 @@ def find(run: Run) -> None:
         refuse_other_machine(baseline, this_run(run))
     except ValueError as error:
         raise pytest.UsageError(f"--nixl-baseline: {error}") from None
-    run.found.baseline = baseline
-    run.found.note(*skipped)
+    run.record.baseline = baseline
+    run.record.note(*skipped)
 
 
 def another_to_compare(samples: Samples, run: Run) -> bool:
@@ -52,7 +52,7 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
     if not run.settings.compares:
         return False
     key = samples.key
-    results = run.found
+    results = run.record
     rows = usable_rows(results.baseline) if results.baseline is not None else results.other_samples
     before = rows.get(key)
     values = before.values if before is not None else None
@@ -65,31 +65,31 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
 def compare(run: Run) -> None:
     """Compare this run, at its end, with its baseline or with the other image that was measured in turn with it."""
     settings = run.settings
-    if run.found.comparison is not None or not settings.compares:
+    if run.record.comparison is not None or not settings.compares:
         return
-    before = run.found.baseline
+    before = run.record.baseline
     in_turn = before is None
     if before is None:
         if settings.first_baseline:
-            run.found.add_run_results([_make_first(run)])
+            run.record.add_run_results([_make_first(run)])
         if settings.compare_image is None:
             return  # the run ended before its baseline was read, or there is none yet
         before = other_run(run, settings.compare_image)
-        versions = run.found.versions
-        if versions == run.found.other_versions:
+        versions = run.record.versions
+        if versions == run.record.other_versions:
             described = ", ".join(f"{name} {versions[name]}" for name in ("nixl", "ucx") if name in versions)
-            run.found.note(
+            run.record.note(
                 f"both images report the same versions ({described}): if they should be two builds, see that the "
                 "command of --nixl-compare-image loads the other one"
             )
     comparison = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
-    run.found.add_comparison(comparison)
+    run.record.add_comparison(comparison)
 
 
-def tell_of_no_baseline(run: Run) -> None:
+def note_missing_baseline(run: Run) -> None:
     """Say at the end of a run that was interrupted that there is still no baseline, and that it cannot be one."""
     if run.settings.first_baseline:
-        run.found.note(
+        run.record.note(
             f"still no baseline: {run.settings.baseline} does not exist, and the record of an interrupted run cannot "
             "be one: run again to the end"
         )
@@ -102,7 +102,7 @@ def _make_first(run: Run) -> Result:
     """
     path = run.settings.baseline
     reason = f"{path} does not exist, so no row was compared with an earlier run"
-    bad = any(outcome(result.verdict, gate=run.settings.gate) is Outcome.FAIL for result in run.found.results)
+    bad = any(outcome(result.verdict, gate=run.settings.gate) is Outcome.FAIL for result in run.record.results)
     rows = this_run(run).rows
     if bad or not rows:
         cause = "a check failed" if bad else "no row was recorded"

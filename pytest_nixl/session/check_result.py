@@ -246,7 +246,7 @@ def _result_of(run: Run, item: pytest.Item, call: pytest.CallInfo[None], report:
     judgement = _judgement(item, call, report)
     row = row_of(item)
     return replace(
-        run.found.begun(item.nodeid),
+        run.record.begun(item.nodeid),
         check=check,
         verdict=judgement.verdict,
         reason=judgement.reason,
@@ -361,7 +361,7 @@ def name_steering_fault(item: pytest.Item, error: BaseException) -> None:
     run, names = Run.of(item.config), steering_names(os.environ)
     if not names or any(name in error.reason for name in names) or not run.usable:
         return
-    if any(result.summary is not None for result in run.found.results):
+    if any(result.summary is not None for result in run.record.results):
         return
     row = row_of(item)
     backend = row.plain_backend if row is not None else run.settings.backend[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.core.signals import sigterm_ends_in_order, what_ended
+from pytest_nixl.core.signals import ending_text, sigterm_ends_in_order
 from pytest_nixl.core.terminal_output import keep_a_directory
 from pytest_nixl.model.verdicts import INTERRUPTED
 from pytest_nixl.session.levels import left_out_of
@@ -71,7 +71,7 @@ class Completeness:
     @property
     def deselected(self) -> list[str]:
         """The ids of the checks without a test in this run: by ``-k`` or a plugin, not by the level; and ``--lf``."""
-        ran = {result.check for result in self._run.found.results}
+        ran = {result.check for result in self._run.record.results}
         missing = sorted(self._deselected - ran - left_out_of(self._run.config).keys())
         return ["those that did not fail last time (--lf)", *missing] if self._only_failed else missing
 
@@ -99,10 +99,10 @@ class Completeness:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._cause = self._cause or what_ended(excinfo.value)
+        self._cause = self._cause or ending_text(excinfo.value)
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._cause = self._cause or f"{_CRASH}: {what_ended(excinfo.value)}"
+        self._cause = self._cause or f"{_CRASH}: {ending_text(excinfo.value)}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
@@ -166,7 +166,7 @@ class Completeness:
         :param error: the exception.
         """
         how = "" if isinstance(error, KeyboardInterrupt) else f"{_CRASH}: "
-        return f"{INTERRUPTED} {self._progress(lost=False)}: {how}{what_ended(error)}"
+        return f"{INTERRUPTED} {self._progress(lost=False)}: {how}{ending_text(error)}"
 
     def _progress(self, *, lost: bool) -> str:
         if not self._planned:
@@ -174,7 +174,7 @@ class Completeness:
         if self._planned_checks:
             ran, planned = self._ended & self._planned_checks, len(self._planned_checks)
             if lost:  # a check that only failed because a rank was lost did not run
-                ran -= {result.nodeid for result in self._run.found.results if result.verdict.value == "ERROR"}
+                ran -= {result.nodeid for result in self._run.record.results if result.verdict.value == "ERROR"}
             return f"after {len(ran)} of {planned} check{'' if planned == 1 else 's'}"
         return f"after {len(self._ended)} of {self._planned} test{'' if self._planned == 1 else 's'}"
 

@@ -74,11 +74,11 @@ def missed(profile: Profile, run: Run) -> list[Result]:
 
     A required check that pytest-nixl no longer has is a WARN.
     """
-    if run.found.ended:
+    if run.record.ended:
         remedy = "repair what failed first, or give --nixl-keep-going to run the remaining tests anyway"
-        return [Result(WHOLE_RUN, "", Verdict.MISSING, run.found.ended, remedy)]
-    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.found.results) and not _measures_rows(run):
-        if run.found.results:
+        return [Result(WHOLE_RUN, "", Verdict.MISSING, run.record.ended, remedy)]
+    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.record.results) and not _measures_rows(run):
+        if run.record.results:
             reason, remedy = "all checks were skipped: there is nothing to accept", _NAME_A_SUITE
         else:
             reason = (
@@ -99,7 +99,7 @@ def unchecked(run: Run) -> list[Result]:
     if unmeasured := list(_unmeasured_suites(run)):
         return unmeasured
     named = list(_missed_memory(run)) if run.settings.sources["memory"] == "option" else []
-    results = run.found.results
+    results = run.record.results
     ours = [result for result in results if any(result.check in checks for checks in checks_of_suites().values())]
     if named or not ours or any(result.verdict is not Verdict.NOT_APPLICABLE for result in results):
         return named
@@ -113,7 +113,7 @@ def unchecked(run: Run) -> list[Result]:
 
 def _unmeasured_suites(run: Run) -> Iterator[Result]:
     """Yield a MISSING result for each suite whose rows were skipped because pytest-xdist runs tests in parallel."""
-    skipped = {result.check for result in run.found.results if result.reason == NOT_IN_PARALLEL}
+    skipped = {result.check for result in run.record.results if result.reason == NOT_IN_PARALLEL}
     reason, _, remedy = NOT_IN_PARALLEL.partition(": ")
     for suite, checks in checks_of_suites().items():
         if skipped & checks:
@@ -121,7 +121,7 @@ def _unmeasured_suites(run: Run) -> Iterator[Result]:
 
 
 def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
-    results, left_out = run.found.results, left_out_of(run.config)
+    results, left_out = run.record.results, left_out_of(run.config)
     for check in (name for name in profile.required if answerable(name, run.collected.suites)):
         results_of_check = [result for result in results if result.check == check]
         skipped = [result for result in results_of_check if result.verdict is Verdict.NOT_APPLICABLE]
@@ -152,7 +152,7 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
 
 def _empty_checks(profile: Profile, run: Run) -> Iterator[Result]:
     """Yield a MISSING result for each check that pytest skipped because its ``parametrize`` is empty."""
-    for result in run.found.results:
+    for result in run.record.results:
         required = result.check in profile.required
         if result.verdict is Verdict.NOT_APPLICABLE and result.reason.startswith(_NO_PARAMETERS) and not required:
             remedy = "give its parametrize at least one value, or deselect the test"
@@ -161,7 +161,7 @@ def _empty_checks(profile: Profile, run: Run) -> Iterator[Result]:
 
 def _measures_rows(run: Run) -> bool:
     """Whether the run selected the bandwidth suite, or a user's test that measures rows."""
-    return BANDWIDTH in run.collected.suites or any(_of_blocks(result) for result in run.found.results)
+    return BANDWIDTH in run.collected.suites or any(_of_blocks(result) for result in run.record.results)
 
 
 def _of_blocks(result: Result) -> bool:
@@ -173,11 +173,11 @@ def _of_blocks(result: Result) -> bool:
 def _missed_rows(run: Run) -> Iterator[Result]:
     if not _measures_rows(run):
         return
-    if not any(result.summary for result in run.found.results if _of_blocks(result)):
+    if not any(result.summary for result in run.record.results if _of_blocks(result)):
         reason = "no row was measured, so there is nothing to accept"
         yield Result("bandwidth", "", Verdict.MISSING, reason, "run the whole bandwidth suite")
         return
-    judged = {result.row for result in run.found.results}
+    judged = {result.row for result in run.record.results}
     for row in requested_rows(run.settings, run.placement):
         if row not in judged:
             reason = f"the requested row {row} was not measured: its test was not selected or did not run"
@@ -189,7 +189,7 @@ def _missed_memory(run: Run) -> Iterator[Result]:
     """Yield a MISSING result for requested GPU memory of which no row ran: a machine without GPUs must not pass."""
     if not _measures_rows(run):
         return
-    by_row = {result.row: result for result in run.found.results if result.row is not None}
+    by_row = {result.row: result for result in run.record.results if result.row is not None}
     memories = dict.fromkeys(link.memory for link in run.links)
     for memory in (pair for pair in memories if pair.on_gpu):
         rows = [by_row.get(row) for row in requested_rows(run.settings, run.placement, memory)]

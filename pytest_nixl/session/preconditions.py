@@ -88,5 +88,5 @@ class Preconditions:
             f"the run ended because the check {check!r} failed, which the profile {self._run.settings.profile!r} "
             f"requires: {tests}"
         )
-        self._run.found.end(ended)
+        self._run.record.end(ended)
         self._session.shouldfail = f"{ended}; {reason}"

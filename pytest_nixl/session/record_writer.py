@@ -30,7 +30,7 @@ from pytest_nixl.store.record_reader import FORM, OURS, RecordedRun
 
 def this_run(run: Run) -> RecordedRun:
     """Return this run with the results so far, in the form in which recorded runs are read."""
-    versions = {name: version for name, version in run.found.versions.items() if name != RECORDED}
+    versions = {name: version for name, version in run.record.versions.items() if name != RECORDED}
     provenance = gather(run.settings.image, versions, ranks=_hosts(run))
     environment = dict(provenance.environment)
     if run.settings.level != DEFAULT_LEVEL:
@@ -39,7 +39,7 @@ def this_run(run: Run) -> RecordedRun:
         environment["(cores allowed)"] = f"{allowed} of {every}"
     if any(options != AgentOptions() for options in run.settings.agents):
         environment["(agents)"] = "; ".join(map(str, run.settings.agents))
-    if driver := run.found.versions.get(RECORDED):
+    if driver := run.record.versions.get(RECORDED):
         environment["(CUDA driver)"] = driver
     if run.settings.footprint is not None:
         environment["(footprint)"] = format_size(run.settings.footprint)
@@ -48,9 +48,9 @@ def this_run(run: Run) -> RecordedRun:
         when=datetime.now(timezone.utc),
         provenance=replace(provenance, environment=environment),
         rows=_rows(run),
-        results=run.found.results,
-        notes=run.found.notes,
-        interrupted=run.found.interrupted,
+        results=run.record.results,
+        notes=run.record.notes,
+        interrupted=run.record.interrupted,
     )
 
 
@@ -60,7 +60,7 @@ def refused_run(run: Run, settings: Settings) -> RecordedRun:
     :param settings: those that can be read.
     """
     provenance = gather(settings.image, {})
-    return RecordedRun("this run", datetime.now(timezone.utc), provenance, rows={}, notes=run.found.notes)
+    return RecordedRun("this run", datetime.now(timezone.utc), provenance, rows={}, notes=run.record.notes)
 
 
 def _hosts(run: Run) -> list[str]:
@@ -70,7 +70,7 @@ def _hosts(run: Run) -> list[str]:
 def _rows(run: Run) -> dict[RowKey, RowSummary]:
     return {
         key: result.summary
-        for key, result in measured_rows(run.found.results)
+        for key, result in measured_rows(run.record.results)
         if result.summary is not None and result.summary.values
     }
 
@@ -80,14 +80,14 @@ def other_run(run: Run, against: AlternateImage) -> RecordedRun:
 
     :param against: the other image, which was measured in turn with this one.
     """
-    rows = {key: RowSummary.of(samples, None) for key, samples in run.found.other_samples.items()}
+    rows = {key: RowSummary.of(samples, None) for key, samples in run.record.other_samples.items()}
     failed = tuple(
         Result("bandwidth", "", Verdict.CORRUPT, str(samples.corruption), row=key)
-        for key, samples in run.found.other_samples.items()
+        for key, samples in run.record.other_samples.items()
         if samples.corruption is not None
     )
     when, provenance = datetime.now(timezone.utc), _other_provenance(run, against)
-    return RecordedRun("measured in turn", when, provenance, rows, failed, interrupted=run.found.interrupted)
+    return RecordedRun("measured in turn", when, provenance, rows, failed, interrupted=run.record.interrupted)
 
 
 def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
@@ -96,7 +96,7 @@ def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
     if os.path.basename(against.prefix[0]) == "env":
         changed = dict(assignment.split("=", 1) for assignment in against.prefix[1:] if "=" in assignment)
     environment = {name: value for name, value in os.environ.items() if name != "NIXL_IMAGE_DIGEST"}
-    provenance = gather(against.image, run.found.other_versions, {**environment, **changed})
+    provenance = gather(against.image, run.record.other_versions, {**environment, **changed})
     started = {"(started with)": hide_command(shlex.join(against.prefix))}
     return replace(provenance, environment={**provenance.environment, **started})
 
@@ -136,16 +136,16 @@ def record_of(config: pytest.Config, run: Run) -> dict[str, Any]:
     record: dict[str, Any] = hook.pytest_benchmark_generate_json(
         config=config, benchmarks=_last_of_each_row(run), include_data=True, machine_info=machine, commit_info=commit
     )
-    hook.pytest_benchmark_update_json(config=config, benchmarks=run.found.benchmarks, output_json=record)
+    hook.pytest_benchmark_update_json(config=config, benchmarks=run.record.benchmarks, output_json=record)
     return record
 
 
 def _last_of_each_row(run: Run) -> list[Any]:
     """Return the last measurement of each row: pytest-repeat and pytest-rerunfailures may measure a row repeatedly."""
-    last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.found.benchmarks}
-    if len(last) < len(run.found.benchmarks):
-        note = f"{len(run.found.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
-        run.found.note(note)
+    last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.record.benchmarks}
+    if len(last) < len(run.record.benchmarks):
+        note = f"{len(run.record.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
+        run.record.note(note)
     return list(last.values())
 
 
@@ -156,7 +156,7 @@ def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dic
     :param other: the other image's run, from :func:`other_run`.
     """
     benchmarks = []
-    by_row = {str(key): samples for key, samples in run.found.other_samples.items()}
+    by_row = {str(key): samples for key, samples in run.record.other_samples.items()}
     for benchmark in record["benchmarks"]:
         samples = by_row.get(benchmark["fullname"])
         if samples is not None:

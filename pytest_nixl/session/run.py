@@ -14,8 +14,8 @@ import pytest
 from pytest_nixl.cluster.placement import ALONE, ask
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.signals import sigterm_ends_in_order
-from pytest_nixl.session.found import Found
 from pytest_nixl.session.given_options import hider_of
+from pytest_nixl.session.live_record import LiveRecord
 from pytest_nixl.session.options import uses_options
 from pytest_nixl.session.requested_links import requested_links
 from pytest_nixl.session.settings import read_settings
@@ -122,9 +122,9 @@ class Run:
         return hider_of(self.config)
 
     @cached_property
-    def found(self) -> Found:
+    def record(self) -> LiveRecord:
         """What the run found so far."""
-        return Found(self.hide)
+        return LiveRecord(self.hide)
 
     @property
     def _for_us(self) -> bool:

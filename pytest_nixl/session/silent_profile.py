@@ -43,7 +43,7 @@ def between_hosts(profile: Profile, run: Run, cluster: Cluster) -> Profile:
     chosen = not run.settings.sources["profile"].startswith("default")
     if len(cluster.host_names) < 2 or chosen or profile.name not in (ONE_HOST, OVER_TCP):
         return profile
-    run.found.note(
+    run.record.note(
         f"the default profile, {profile.name}, is for one host, and the ranks are on {len(cluster.host_names)}: rows "
         f"are measured and not judged; {how_to_learn('this-cluster')}"
     )

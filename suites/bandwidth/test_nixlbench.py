@@ -67,7 +67,7 @@ def record_program(nixl_run: Run, nixl_rows: Rows) -> Callable[[JudgedRow, dict[
     """Return a function that records a program's measurement of a row in the table and in pytest-benchmark's files."""
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
-        nixl_run.found.note(*judged.notes)
+        nixl_run.record.note(*judged.notes)
         if judged.samples is None or judged.summary is None:
             return
         nixl_rows.record(judged.samples, summary=judged.summary, more=more)
@@ -84,7 +84,7 @@ def test_nixlbench(
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Bandwidth and transport of one row, measured by nixlbench between the same ranks, are as the profile expects."""
-    reason = nixlbench.why_not(program_row)
+    reason = nixlbench.obstacle(program_row)
     if reason is not None:
         verdict(Judgement(Verdict.NOT_APPLICABLE, reason))
         return

@@ -28,5 +28,5 @@ def test_nixl_moves_what_the_path_carries(
 ) -> None:
     """A few rows are compared with a raw tool; for a failed row, the verdict names the fabric or NIXL as the cause."""
     judgement, ratios = compare(link_kind, nixl_run, nixl_cluster, profile)
-    nixl_run.found.add_ratios(request.node.nodeid, ratios)
+    nixl_run.record.add_ratios(request.node.nodeid, ratios)
     verdict(judgement)

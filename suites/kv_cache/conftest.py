@@ -107,8 +107,8 @@ def measure_requests(
     def measure(kind: KvRequestKind) -> KvSamples:
         if other_kv_launches is None:
             return kv_launches.measure_launches(kind, nixl_rows.needs_launch)
-        samples = in_turn(kind, kv_launches, other_kv_launches, nixl_rows.needs_launch, nixl_run.found.other_samples)
-        nixl_run.found.other_versions.update(other_kv_launches.versions)
+        samples = in_turn(kind, kv_launches, other_kv_launches, nixl_rows.needs_launch, nixl_run.record.other_samples)
+        nixl_run.record.other_versions.update(other_kv_launches.versions)
         return samples
 
     return measure
@@ -133,7 +133,7 @@ def move_blocks(
         summary, more = summary_of(kind, samples, expectation), recorded(kind, samples)
         nixl_rows.record(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
         if samples.corruption is None:
-            nixl_run.found.note_detail(describe(kind, samples))
+            nixl_run.record.note_detail(describe(kind, samples))
         bounded = record_figures(times_of(kind, samples))
         return with_bounds(judge_requests(kind, samples, expectation), bounded)
 

@@ -34,5 +34,5 @@ def test_blocks_move_between_memory_and_storage(
     bounded = record_figures(measured.figures)
     judged = judge_stored(measured)
     if judged.verdict is Verdict.PASS:
-        nixl_run.found.note_detail(f"KV blocks in storage: {judged.reason}")
+        nixl_run.record.note_detail(f"KV blocks in storage: {judged.reason}")
     verdict(with_bounds(judged, bounded))

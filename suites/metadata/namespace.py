@@ -111,9 +111,9 @@ class Namespace:
     def find(self, finder: NixlAgent, owner: NixlAgent, *memory: Buffer, label: str = "") -> None:
         """Let an agent fetch another agent's metadata, and wait until it is loaded with the given memory."""
         finder.fetch_remote_metadata(owner.name, label=label)
-        self.await_found(finder, owner, *memory, label=label)
+        self.await_loaded(finder, owner, *memory, label=label)
 
-    def await_found(self, finder: NixlAgent, owner: NixlAgent, *memory: Buffer, label: str = "") -> None:
+    def await_loaded(self, finder: NixlAgent, owner: NixlAgent, *memory: Buffer, label: str = "") -> None:
         """Wait until an agent has loaded the metadata that it fetched."""
         key = self.key(owner, label or "metadata")
         with owner.polled():

@@ -32,5 +32,5 @@ def test_each_transfer_goes_by_the_backend_that_was_chosen(
         add_storage(initiator)
         uses = use_each(initiator, target, backends, directory=nixl_settings.file_dir, seconds=nixl_settings.timeout)
     judged = judge_uses(uses)
-    nixl_run.found.note(judged.reason)
+    nixl_run.record.note(judged.reason)
     verdict(judged)

@@ -38,5 +38,5 @@ def test_bytes_go_from_an_object_to_a_file(
             reader, writer, agent_backend, bucket, directory=nixl_settings.file_dir, seconds=nixl_settings.timeout
         )
     judged = judge_legs(legs)
-    nixl_run.found.note(f"{count} {'agents' if count > 1 else 'agent'}: {judged.reason}")
+    nixl_run.record.note(f"{count} {'agents' if count > 1 else 'agent'}: {judged.reason}")
     verdict(judged)

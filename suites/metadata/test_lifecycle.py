@@ -47,7 +47,7 @@ def test_what_an_agent_withdraws_the_others_forget(
     if not shake_hands([agent_backend]):
         write_and_compare(finder, publisher, target, namespace.seconds)
         return
-    refused = _why_not_reached(namespace, finder, publisher, target, _handshake_deadline(usual))
+    refused = _unreached_reason(namespace, finder, publisher, target, _handshake_deadline(usual))
     finding(
         "LIBFABRIC-NO-RECONNECT",
         bool(refused),
@@ -67,7 +67,7 @@ def test_an_agent_is_found_that_publishes_after_it_was_looked_for(
     finder.fetch_remote_metadata(publisher.name)
     namespace.await_watch(proxy_client, finder, publisher, "metadata", "which is not there yet")
     namespace.publish(publisher)
-    namespace.await_found(finder, publisher, target)
+    namespace.await_loaded(finder, publisher, target)
     write_and_compare(finder, publisher, target, namespace.seconds)
 
 
@@ -148,7 +148,7 @@ def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
     finder.fetch_remote_metadata(after.name)
     namespace.await_fetches(finder)
     reason = complaint(finder)
-    refused = bool(_why_not_reached(namespace, finder, after, target))
+    refused = bool(_unreached_reason(namespace, finder, after, target))
     if refused:
         finder.remove_remote_agent(after.name)
         namespace.find(finder, after, target)
@@ -228,7 +228,7 @@ def _handshake_deadline(usual: float) -> float:
     return max(_HANDSHAKE_SECONDS, _TIMES_AS_LONG * usual)
 
 
-def _why_not_reached(
+def _unreached_reason(
     namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer, handshake_seconds: float | None = None
 ) -> str:
     """Return why bytes do not reach an agent that was found again; empty if they do.

@@ -15,7 +15,7 @@ from .namespace import Namespace, complaint, knows
 
 WORKERS = 4
 #: Agents of each worker, and at the level ``extended``.
-PER_AGENT, EXTENDED = 10, 50
+PER_WORKER, EXTENDED = 10, 50
 
 
 @pytest.mark.nixl_check("metadata-of-200-agents")
@@ -31,7 +31,7 @@ def test_many_agents_find_each_other(
 
     There are 200 agents at the level extended, and 40 at the level standard.
     """
-    count = EXTENDED if nixl_settings.extended else PER_AGENT
+    count = EXTENDED if nixl_settings.extended else PER_WORKER
     if agent_progress == "on" or shake_hands([agent_backend]):
         verb = "has" if agent_progress == "on" else "needs"
         raise NotApplicableError(
@@ -75,13 +75,13 @@ def _fetch_others(finder: NixlAgent, everybody: Sequence[NixlAgent]) -> None:
 def _await_others(namespace: Namespace, finder: NixlAgent, everybody: Sequence[NixlAgent]) -> None:
     missing = [agent for agent in everybody if agent is not finder]
 
-    def all_found() -> bool:
+    def all_loaded() -> bool:
         while missing and knows(finder, missing[0]):
             del missing[0]
         return not missing
 
     wait_until(
-        all_found,
+        all_loaded,
         f"{finder.worker.name} to load the metadata of {len(missing)} agents",
         seconds=namespace.seconds,
         remedy=lambda: (

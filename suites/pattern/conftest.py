@@ -84,5 +84,5 @@ def kind_of_pattern(pattern_kind: PatternKind | None, pattern_launches: PatternL
     """What is measured of the pattern; the run's report has it in one line."""
     if pattern_kind is None:
         raise NotApplicableError(NOTHING, REMEDY)
-    nixl_run.found.note(line_of(pattern_launches.samples(pattern_kind)))
+    nixl_run.record.note(line_of(pattern_launches.samples(pattern_kind)))
     return pattern_kind

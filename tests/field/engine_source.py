@@ -111,14 +111,14 @@ def unread_rules(engine: str, source: EngineSource, release: str = "") -> list[C
         if rule.engine == engine
         and not rule.source.startswith("docs/")
         and ".rs" not in rule.source
-        and not (release and rule.holds is not None and _excludes(rule, release))
+        and not (release and rule.releases is not None and _excludes(rule, release))
         and (names := _names(rule.field, fields))
         and not any(map(source.reads, names))
     ]
 
 
 def _excludes(rule: ConnectorRule, release: str) -> bool:
-    holds = rule.holds
+    holds = rule.releases
     assert holds is not None
     early = bool(holds.since) and numbers(release) < numbers(holds.since)
     return early or (bool(holds.before) and numbers(release) >= numbers(holds.before))
@@ -154,7 +154,7 @@ def main() -> int:
         print(f"{title} ({len(names)}): {', '.join(sorted(names))}")
     rules = unread_rules(arguments.engine, source, arguments.release)
     for rule in rules:
-        print(f"NOT READ: {rule.field} ({rule.holds or 'all releases'}), whose source is said to be {rule.source}")
+        print(f"NOT READ: {rule.field} ({rule.releases or 'all releases'}), whose source is said to be {rule.source}")
     settings = unread_settings(arguments.engine, source)
     if settings:
         print(f"read by other releases only, or by none: {', '.join(settings)} (settings_read.py)")

@@ -20,7 +20,7 @@ from typing import Any
 
 from helpers.hwloc import read_hwloc
 from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.recorded_tree import ASKED, FactsRoot
+from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, FactsRoot
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "fixtures" / "topology"
 GPU_MEMORY = 80 << 30
@@ -68,11 +68,11 @@ class Tree:
             place.unlink()
 
     def answer(self, name: str, value: Any) -> None:
-        self.write(f"/{ASKED}/{name}.json", json.dumps(value))
+        self.write(f"/{ANSWERS_FOLDER}/{name}.json", json.dumps(value))
 
     def change(self, name: str, how: Callable[[Any], None]) -> None:
         """Change an answer in place."""
-        value = json.loads(self.place(f"/{ASKED}/{name}.json").read_text())
+        value = json.loads(self.place(f"/{ANSWERS_FOLDER}/{name}.json").read_text())
         how(value)
         self.answer(name, value)
 

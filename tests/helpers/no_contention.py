@@ -23,4 +23,4 @@ def pytest_configure() -> None:
 
     replaced = pytest.MonkeyPatch()
     replaced.setattr(link, "Samples", undisturbed)
-    replaced.setattr(pair, "others_beside", lambda *_: 0.0)
+    replaced.setattr(pair, "contention_of", lambda *_: 0.0)

@@ -9,7 +9,7 @@ import random
 import string
 from collections.abc import Callable
 
-from pytest_nixl.core.redaction import hide_all, hide_command, hider, recorded, redact, shown
+from pytest_nixl.core.redaction import hide_all, hide_command, hider, recorded, redact, redact_value
 from pytest_nixl.host.environment import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.store.provenance import gather
@@ -91,7 +91,7 @@ PLACES: tuple[Callable[[str], str], ...] = (
     lambda text: redact(repr(text)),
     lambda text: redact(json.dumps({"reason": text})),
     lambda text: json.dumps(hide_all({"results": [{"reason": text, "remedy": f"see {text}"}]}, redact)),
-    lambda text: shown("UCX_TLS", text),
+    lambda text: redact_value("UCX_TLS", text),
     lambda text: recorded("UCX_LOG_FILE", text),
     lambda text: hide_command(text),
     lambda text: str(read_environment(FactsRoot(), {"NIXL_IMAGE": text, "NIXL_CONFIG_FILE": text})),

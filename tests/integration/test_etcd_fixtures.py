@@ -111,7 +111,7 @@ def test_a_dead_server_fails_one_test_and_is_replaced(run: Run) -> None:
         def test_kills(nixl_etcd):
             pid = nixl_etcd.server.pid
             os.kill(pid, signal.SIGKILL)
-            while nixl_etcd.server.why_dead() is None:
+            while nixl_etcd.server.death_reason() is None:
                 time.sleep(0.01)
         def test_next(nixl_etcd):
             nixl_etcd.client.put(nixl_etcd.prefix, b"")

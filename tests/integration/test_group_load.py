@@ -137,7 +137,7 @@ def test_the_roster_of_1024_ranks_with_long_names_is_one_value_that_etcd_accepts
     assert len(value) == roster_bytes(LARGE, len(host))
     with connect([etcd.endpoint], timeout=60) as client:
         done = client.transaction(txn([], [put("/large/run/frozen", value), get("/large/run/frozen")]))
-        item = TransactionResult.of(done).found(1).first
+        item = TransactionResult.of(done).range_result(1).first
         assert item is not None
         roster = values.read_frozen(item)
         assert roster is not None

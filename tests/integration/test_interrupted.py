@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_nixl.cli import main
 from pytest_nixl.core.units import KIB
-from pytest_nixl.model.conclusion import Conclusion, summary_line, told
+from pytest_nixl.model.conclusion import Conclusion, summary_line, verdict_fields
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Outcome, Verdict
 from pytest_nixl.store.store import Store
@@ -255,11 +255,11 @@ def test_a_run_has_one_verdict(
     results: tuple[Result, ...], gate: bool, interrupted: str, verdict: str, text: str, outcome: Outcome
 ) -> None:
     conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted)
-    assert (conclusion.word, str(conclusion), conclusion.outcome) == (verdict, text, outcome)
+    assert (conclusion.verdict, str(conclusion), conclusion.outcome) == (verdict, text, outcome)
     assert summary_line(results, gate=gate, interrupted=interrupted).text.startswith(
         f"NIXL {'gate' if gate else 'verdict'}: {text} ("
     )
-    document = json.loads(json.dumps(told(results, gate=gate, interrupted=interrupted)))
+    document = json.loads(json.dumps(verdict_fields(results, gate=gate, interrupted=interrupted)))
     assert (document["verdict"], document["interrupted"]) == (verdict, interrupted)
     assert len(document["failing"]) == sum(
         result in (FAILED, MISSED) or (gate and result is DOUBTED) for result in results

@@ -301,7 +301,7 @@ SIX = """
 from pytest_nixl.nixl.agent import NixlAgent
 from suites.metadata import test_many
 
-test_many.WORKERS, test_many.PER_AGENT = 2, 3
+test_many.WORKERS, test_many.PER_WORKER = 2, 3
 send = NixlAgent.send_local_metadata
 NixlAgent.send_local_metadata = lambda self, *to: None if self.name == "finder-1-2" else send(self, *to)
 """

@@ -11,8 +11,8 @@ from statistics import median, median_low
 
 from pytest_nixl.checks.bandwidth.gpus_together import GpuEnd, seats
 from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.sentences import named
 from pytest_nixl.core.units import format_size, gigabytes
-from pytest_nixl.core.words import named
 from pytest_nixl.host.devices import UCX_CARDS, HostDevices
 from pytest_nixl.host.rdma import network_cards, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot

@@ -48,7 +48,7 @@ def judge_culprit(
     """
     if not cluster.several:
         raise NotApplicableError("this run has only one rank")
-    results, names = run.found.results, cluster.names
+    results, names = run.record.results, cluster.names
     failed = failed_pairs(results)
     if not failed:
         slower = slower_ranks(results)[:MOST_PAIRS] if cluster.ranks > 2 else []

@@ -15,7 +15,7 @@ from pytest_nixl.checks.connector.releases import installed
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
 from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES, misspelt_variables, unknown_options
 from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
-from pytest_nixl.core.redaction import hider, shown
+from pytest_nixl.core.redaction import hider, redact_value
 from pytest_nixl.core.strict import escape
 from pytest_nixl.model.verdicts import Verdict
 
@@ -183,7 +183,7 @@ def _differ(prefill: EngineSide, decode: EngineSide) -> bool:
 
 def _applies(rule: ConnectorRule, pair: SidePair) -> bool:
     sides = (pair.prefill, pair.decode)
-    if rule.holds is not None and any(rule.holds.excludes(side) for side in sides):
+    if rule.releases is not None and any(rule.releases.excludes(side) for side in sides):
         return False
     kinds = [side.values.get("connector kind", FieldValue("")).text for side in sides]
     if rule.kinds and not all(kind in rule.kinds or not kind for kind in kinds):
@@ -204,14 +204,14 @@ def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> 
         default = _by_default(rule, pair)
         if default is None:
             return RuleResult(rule, Verdict.NOT_APPLICABLE, prefill, decode)
-        reason = escape(hide(f"{default.why}, unless the containers set {rule.field}"), _MOST_REASON)
+        reason = escape(hide(f"{default.reason}, unless the containers set {rule.field}"), _MOST_REASON)
         return RuleResult(rule, Verdict.INCONCLUSIVE, prefill, decode, reason, default.remedy or rule.remedy)
     wrong = rule.relation(pair, rule.field)
     if wrong is None:
         return RuleResult(rule, Verdict.PASS, prefill, decode)
-    reason, remedy = (escape(hide(text), _MOST_REASON) for text in (wrong.why, wrong.remedy or rule.remedy))
-    if rule.holds is not None:
-        reason += f" ({rule.holds})"
+    reason, remedy = (escape(hide(text), _MOST_REASON) for text in (wrong.reason, wrong.remedy or rule.remedy))
+    if rule.releases is not None:
+        reason += f" ({rule.releases})"
     return RuleResult(rule, wrong.verdict, prefill, decode, reason, remedy, wrong.slow)
 
 
@@ -231,5 +231,5 @@ def _shown(field: str, value: FieldValue, hide: Callable[[str], str]) -> str:
     if not value.is_readable or "\u00a0" in value.text or value.text == f"$({field})":  # known only where it runs
         return "a value that the file does not contain"
     if value.is_set:
-        return escape(shown(field, hide(value.text))) or "an empty value"
+        return escape(redact_value(field, hide(value.text))) or "an empty value"
     return f"none (default {value.text})" if value.text else "none"

@@ -14,11 +14,11 @@ from pytest_nixl.checks.connector.relations import (
     divisible,
     equal,
     only,
+    positive_integers,
     reference,
     undecided,
-    whole,
 )
-from pytest_nixl.checks.connector.releases import Holds, older_than, release_of
+from pytest_nixl.checks.connector.releases import ReleaseRange, older_than, release_of
 from pytest_nixl.model.verdicts import Verdict
 
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
@@ -58,7 +58,7 @@ def vllm_block_size(pair: SidePair, field: str) -> Mismatch | None:
         return None
     if not (prefill.is_set and decode.is_set):
         return equal()(pair, field)
-    sizes = whole(pair, field)
+    sizes = positive_integers(pair, field)
     if isinstance(sizes, Mismatch):
         return sizes
     if sizes[1] % sizes[0]:
@@ -126,7 +126,7 @@ def vllm_role(pair: SidePair, field: str) -> Mismatch | None:
 
 def vllm_stages(pair: SidePair, field: str) -> Mismatch | None:
     """Judge vLLM's pipeline stages: one, except on prefill with the push connector."""
-    stages = whole(pair, field)
+    stages = positive_integers(pair, field)
     if isinstance(stages, Mismatch):
         return stages
     push = pair.values("kv_connector")[0].text == "NixlPushConnector"
@@ -139,7 +139,7 @@ def vllm_stages(pair: SidePair, field: str) -> Mismatch | None:
 
 def vllm_lease(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the lease of blocks: decode renews it every sixth of its own, so prefill's must last longer than that."""
-    leases = whole(pair, field)
+    leases = positive_integers(pair, field)
     if isinstance(leases, Mismatch):
         return leases
     if leases[1] // 6 >= leases[0]:
@@ -160,12 +160,12 @@ def vllm_both_ways(pair: SidePair, field: str) -> Mismatch | None:
 
 def vllm_ttl(pair: SidePair, field: str) -> Mismatch | None:
     """Judge how long decode keeps blocks for prefill's next turn: as long as prefill remembers decode."""
-    keeps = whole(pair, field)
+    keeps = positive_integers(pair, field)
     if isinstance(keeps, Mismatch):
         return keeps
-    remembers = whole(pair, "engine_ttl")
+    remembers = positive_integers(pair, "engine_ttl")
     if isinstance(remembers, Mismatch):
-        return Mismatch(f"engine_ttl: {remembers.why}", "correct engine_ttl")
+        return Mismatch(f"engine_ttl: {remembers.reason}", "correct engine_ttl")
     connector, both_ways = pair.values("kv_connector")[1], pair.values("bidirectional_kv_xfer")[1]
     if both_ways.text != "true" and connector.text != "NixlPushConnector":
         unread = any(value.is_set for value in pair.values(field))
@@ -191,7 +191,7 @@ def sglang_waits(pair: SidePair, field: str) -> Mismatch | None:
 
 def vllm_prefill_context(pair: SidePair, field: str) -> Mismatch | None:
     """Judge vLLM's prefill context parallelism, which only a producer may have."""
-    sizes = whole(pair, field)
+    sizes = positive_integers(pair, field)
     if isinstance(sizes, Mismatch):
         return sizes
     for name, size, role in zip(("prefill", "decode"), sizes, pair.values("kv_role"), strict=True):
@@ -322,7 +322,7 @@ def sglang_tp(pair: SidePair, field: str) -> Mismatch | None:
 
 def _attention_ranks(pair: SidePair) -> tuple[int, ...] | Mismatch:
     """Return for each side SGLang's TP, divided by DP with ``--enable-dp-attention``, or what is wrong with them."""
-    sizes, ranks = whole(pair, "--tp-size"), whole(pair, "--dp-size")
+    sizes, ranks = positive_integers(pair, "--tp-size"), positive_integers(pair, "--dp-size")
     if isinstance(sizes, Mismatch):
         return sizes
     if isinstance(ranks, Mismatch):
@@ -335,7 +335,7 @@ def _attention_ranks(pair: SidePair) -> tuple[int, ...] | Mismatch:
 
 def sglang_pp(pair: SidePair, field: str) -> Mismatch | None:
     """Judge SGLang's pipeline stages: decode has one, or as many as prefill."""
-    sizes = whole(pair, field)
+    sizes = positive_integers(pair, field)
     if isinstance(sizes, Mismatch):
         return sizes
     prefill, decode = sizes
@@ -352,7 +352,7 @@ def sglang_backend(pair: SidePair, field: str) -> Mismatch | None:
 
 def sglang_context(pair: SidePair, field: str) -> Mismatch | None:
     """Judge SGLang's decode context parallelism: equal, or prefill's 1 for MLA models."""
-    sizes = whole(pair, field)
+    sizes = positive_integers(pair, field)
     if isinstance(sizes, Mismatch):
         return sizes
     if sizes[0] not in (1, sizes[1]):
@@ -413,7 +413,7 @@ def ib_device(pair: SidePair, field: str) -> Mismatch | None:
                 f"remove {field}",
                 Verdict.WARN,
             )
-        if not variable.is_set and Holds("sglang", since="0.5.23").excludes(side):
+        if not variable.is_set and ReleaseRange("sglang", since="0.5.23").excludes(side):
             return Mismatch(f"the nixl backend of {name} does not read it", "", Verdict.WARN)
         if not variable.is_set and not release_of(side, "sglang"):
             return Mismatch(f"the nixl backend of {name} reads it only from SGLang 0.5.23 on", "", Verdict.WARN)

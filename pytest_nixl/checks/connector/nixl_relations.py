@@ -108,7 +108,7 @@ def nixl_endpoints(pair: SidePair, field: str) -> Mismatch | None:
         if value.is_known and value.is_set:
             explained = explain(value.text, suppose)
             if not explained.nixl.works:
-                return Mismatch(f"NIXL cannot read {explained.text}: {explained.nixl.why}", explained.remedy)
+                return Mismatch(f"NIXL cannot read {explained.text}: {explained.nixl.reason}", explained.remedy)
         elif any(side.source.launch.environment.get(field) == "" for side in (pair.prefill, pair.decode)):
             return Mismatch("NIXL creates no agent if it is set but empty", f"unset {field}, or give it an address")
     if any(value.is_set for value in pair.values("NIXL_TCPSTORE_ENDPOINT")):

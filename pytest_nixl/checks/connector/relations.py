@@ -39,12 +39,12 @@ class SidePair:
 class Mismatch:
     """What is wrong with a field.
 
-    :param why: what the sides must do and do not, after both values were named.
+    :param reason: what the sides must do and do not, after both values were named.
     :param remedy: replaces the rule's remedy if it is not empty.
     :param slow: what makes the transfer slow although it works, for the last line; empty if nothing does.
     """
 
-    why: str
+    reason: str
     remedy: str = ""
     verdict: Verdict = Verdict.FAIL
     slow: str = ""
@@ -109,7 +109,7 @@ def only(role_of_prefill: tuple[str, ...], role_of_decode: tuple[str, ...]) -> R
     return judge
 
 
-def whole(pair: SidePair, field: str) -> tuple[int, int] | Mismatch:
+def positive_integers(pair: SidePair, field: str) -> tuple[int, int] | Mismatch:
     """Return both values as positive integers, or what is wrong with them."""
     values = pair.values(field)
     if unknown := reference(pair, field):
@@ -126,7 +126,7 @@ def _short(values: tuple[FieldValue, FieldValue]) -> list[FieldValue]:
 
 def divisible(pair: SidePair, field: str) -> Mismatch | None:
     """Judge sizes of which the larger must be a multiple of the smaller."""
-    sizes = whole(pair, field)
+    sizes = positive_integers(pair, field)
     if isinstance(sizes, Mismatch):
         return sizes
     return Mismatch("the larger must be a multiple of the smaller") if max(sizes) % min(sizes) else None

@@ -28,7 +28,7 @@ _NAMES: Mapping[str, str] = MappingProxyType({"vllm": "vLLM", "sglang": "SGLang"
 
 
 @dataclass(frozen=True)
-class Holds:
+class ReleaseRange:
     """The releases for which a rule holds, as read from the sources of these releases.
 
     :param since: the first of them; empty for all earlier ones.
@@ -73,4 +73,4 @@ def release_of(side: EngineSide, package: str) -> str:
 
 def older_than(side: EngineSide, package: str, release: str) -> bool:
     """Return whether a side is known to have an older release of a package."""
-    return Holds(package, since=release).excludes(side)
+    return ReleaseRange(package, since=release).excludes(side)

@@ -10,7 +10,7 @@ from enum import Enum
 from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_relations, slow_settings
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, LMCACHE, NIXL, ROLE
 from pytest_nixl.checks.connector.relations import Relation, different, divisible, equal, only, prefill_listens
-from pytest_nixl.checks.connector.releases import Holds
+from pytest_nixl.checks.connector.releases import ReleaseRange
 from pytest_nixl.checks.connector.settings_read import unread_options, unread_settings
 from pytest_nixl.model.engine_backends import ALLOC_CONF, GENERAL_VARIABLE
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
@@ -35,7 +35,7 @@ class ConnectorRule:
     :param source: where that is said: a file of the engine's repository, or a page of ours.
     :param direct: whether the rule holds only without Dynamo.
     :param kinds: what carries the blocks of the connectors for which the rule holds; empty for all.
-    :param holds: the releases for which the rule holds; None for all.
+    :param releases: the releases for which the rule holds; None for all.
     """
 
     layer: ConfigurationLayer
@@ -47,7 +47,7 @@ class ConnectorRule:
     source: str
     direct: bool = False
     kinds: tuple[str, ...] = ()
-    holds: Holds | None = None
+    releases: ReleaseRange | None = None
 
 
 _SPELLINGS: Mapping[str, str] = {"half": "float16", "float": "float32", "auto": ""}
@@ -79,7 +79,7 @@ _RUNTIME = "inferred from Dynamo components/src/dynamo/common/configuration/grou
 _DYNAMO_VLLM = "Dynamo components/src/dynamo/vllm/args.py (update_dynamo_config_with_engine)"
 _KVBM = "Dynamo lib/llm/src/block_manager/config.rs"
 _SETTINGS = "vLLM vllm/envs.py and vllm/config/kv_transfer.py; SGLang python/sglang/srt/environ.py"
-_HASHED = Holds("vllm", since="0.13.0")
+_HASHED = ReleaseRange("vllm", since="0.13.0")
 
 
 def _dtype(text: str) -> str:
@@ -95,11 +95,13 @@ def _same(
     remedy: str = "",
     *,
     kinds: tuple[str, ...] = (),
-    holds: Holds | None = None,
+    holds: ReleaseRange | None = None,
 ) -> ConnectorRule:
     remedy = remedy or f"give both sides the same {field}"
     kinds = kinds or ((NIXL,) if engine == "vLLM" else ())
-    return ConnectorRule(layer, engine, field, "equal", relation or equal(), remedy, source, kinds=kinds, holds=holds)
+    return ConnectorRule(
+        layer, engine, field, "equal", relation or equal(), remedy, source, kinds=kinds, releases=holds
+    )
 
 
 def _vllm(
@@ -109,10 +111,10 @@ def _vllm(
     relation: Relation,
     remedy: str,
     source: str,
-    holds: Holds | None = None,
+    holds: ReleaseRange | None = None,
     kinds: tuple[str, ...] = (NIXL,),
 ) -> ConnectorRule:
-    return ConnectorRule(layer, "vLLM", field, requirement, relation, remedy, source, kinds=kinds, holds=holds)
+    return ConnectorRule(layer, "vLLM", field, requirement, relation, remedy, source, kinds=kinds, releases=holds)
 
 
 _INFRASTRUCTURE, _NIXL, _CONNECTOR = ConfigurationLayer
@@ -163,7 +165,7 @@ RULES: tuple[ConnectorRule, ...] = (
                   "give both sides the same backend", _NIXL_CONN),
     ConnectorRule(_NIXL, "SGLang", "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS", "a JSON object of strings",
                   engine_relations.sglang_parameters, "write each value in quotation marks", _NIXL_CONN,
-                  holds=Holds("sglang", since="0.5.16")),
+                  releases=ReleaseRange("sglang", since="0.5.16")),
     ConnectorRule(_NIXL, "SGLang", "--disaggregation-ib-device", "read by the transfer backend",
                   engine_relations.ib_device, "set UCX_NET_DEVICES to these devices with their ports, as in mlx5_0:1",
                   _NIXL_CONN),
@@ -188,7 +190,7 @@ RULES: tuple[ConnectorRule, ...] = (
                   "vLLM vllm/engine/arg_utils.py; SGLang python/sglang/srt/server_args.py"),
     ConnectorRule(_CONNECTOR, "Dynamo", "--connector", "unset", engine_relations.dynamo_connector,
                   "give both workers --kv-transfer-config with \"kv_connector\": \"NixlConnector\"", _DYNAMO_VLLM,
-                  holds=Holds("ai-dynamo", since="1.0.0")),
+                  releases=ReleaseRange("ai-dynamo", since="1.0.0")),
     ConnectorRule(_CONNECTOR, "vLLM", "kv_connector", "equal, and one that is read", engine_relations.vllm_connector,
                   "give both sides --kv-transfer-config with \"kv_connector\": \"NixlConnector\"", _USAGE),
     _vllm(_CONNECTOR, "kv_role", "kv_producer, kv_consumer or kv_both", engine_relations.vllm_role,
@@ -217,24 +219,24 @@ RULES: tuple[ConnectorRule, ...] = (
     _vllm(_CONNECTOR, "VLLM_KV_CACHE_LAYOUT", "equal", engine_relations.vllm_layout,
           "give both sides the same layout, or unset it", _HANDSHAKE),
     _vllm(_CONNECTOR, "VLLM_SSM_CONV_STATE_LAYOUT", "DS for Mamba hybrids", engine_relations.vllm_conv_state,
-          "set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides", _WORKER, Holds("vllm", since="0.20.0")),
+          "set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides", _WORKER, ReleaseRange("vllm", since="0.20.0")),
     _vllm(_CONNECTOR, "kv_lease_duration", "longer than decode's way to renew it", engine_relations.vllm_lease,
           "give both sides the same kv_lease_duration", "vLLM kv_connector/v1/nixl/base_scheduler.py (__init__)",
-          Holds("vllm", since="0.25.0")),
+          ReleaseRange("vllm", since="0.25.0")),
     _vllm(_CONNECTOR, "bidirectional_kv_xfer", "equal", engine_relations.vllm_both_ways,
-          "give both sides the same bidirectional_kv_xfer", _USAGE, Holds("vllm", since="0.25.0")),
+          "give both sides the same bidirectional_kv_xfer", _USAGE, ReleaseRange("vllm", since="0.25.0")),
     _vllm(_CONNECTOR, "decoder_kv_blocks_ttl", "read, and no longer than engine_ttl", engine_relations.vllm_ttl,
           "set bidirectional_kv_xfer on both sides, or remove decoder_kv_blocks_ttl",
           "vLLM kv_connector/v1/nixl/pull_scheduler.py (request_finished); inferred for engine_ttl",
-          Holds("vllm", since="0.25.0")),
+          ReleaseRange("vllm", since="0.25.0")),
     _same(_CONNECTOR, "vLLM", "--attention-backend", _HASH, engine_relations.vllm_attention, holds=_HASHED),
     _same(_CONNECTOR, "vLLM", "enable_cross_layers_blocks", _HASH, engine_relations.vllm_cross_layers,
-          holds=Holds("vllm", since="0.16.0", before="0.29.0")),
+          holds=ReleaseRange("vllm", since="0.16.0", before="0.29.0")),
     _same(_CONNECTOR, "vLLM", "--disable-hybrid-kv-cache-manager", _HASH, holds=_HASHED),
     _same(_CONNECTOR, "vLLM", "speculative method", _SPECULATIVE),
     _same(_CONNECTOR, "vLLM", "speculative model", _SPECULATIVE, engine_relations.vllm_draft),
     _same(_CONNECTOR, "vLLM", "speculative revision", _SPECULATIVE, engine_relations.vllm_draft,
-          holds=Holds("vllm", since="0.29.0")),
+          holds=ReleaseRange("vllm", since="0.29.0")),
     _vllm(_CONNECTOR, "enforce_handshake_compat", "not false", engine_relations.vllm_handshake,
           "remove enforce_handshake_compat", _MATRIX, _HASHED),
     ConnectorRule(_CONNECTOR, "SGLang", "--disaggregation-mode", "prefill and decode",
@@ -243,7 +245,7 @@ RULES: tuple[ConnectorRule, ...] = (
                   engine_relations.sglang_backend, "give both sides --disaggregation-transfer-backend nixl", _PD),
     _same(_CONNECTOR, "SGLang", "--disaggregation-decode-allocation-policy",
           "SGLang python/sglang/srt/disaggregation/common/conn.py", engine_relations.sglang_policy,
-          holds=Holds("sglang", since="0.5.22")),
+          holds=ReleaseRange("sglang", since="0.5.22")),
     *(ConnectorRule(_CONNECTOR, "SGLang", variable, f"a positive number, on {side}", engine_relations.sglang_waits,
                     f"set a positive number on {side}",
                     "SGLang python/sglang/srt/disaggregation/common/conn.py (__init__)")
@@ -254,11 +256,11 @@ RULES: tuple[ConnectorRule, ...] = (
     _same(_CONNECTOR, "SGLang", "--dtype", _CACHE, equal(_dtype)),
     _same(_CONNECTOR, "SGLang", "--kv-cache-dtype", _CONN),
     _same(_CONNECTOR, "SGLang", "--page-size", _CONN),
-    _same(_CONNECTOR, "SGLang", "SGLANG_DSV4_KV_LAYOUT", _CONN, holds=Holds("sglang", since="0.5.21")),
+    _same(_CONNECTOR, "SGLang", "SGLANG_DSV4_KV_LAYOUT", _CONN, holds=ReleaseRange("sglang", since="0.5.21")),
     ConnectorRule(_CONNECTOR, "SGLang", "--tp-size", "one divides the other", engine_relations.sglang_tp,
                   "choose sizes of which one divides the other", _RANKS),
     ConnectorRule(_CONNECTOR, "SGLang", "SGLANG_DISAGG_STAGING_BUFFER", "equal", engine_relations.staging_buffer,
-                  "set it on both sides", _NIXL_CONN, holds=Holds("sglang", since="0.5.16")),
+                  "set it on both sides", _NIXL_CONN, releases=ReleaseRange("sglang", since="0.5.16")),
     ConnectorRule(_CONNECTOR, "SGLang", "--pp-size", "decode's 1, or equal", engine_relations.sglang_pp,
                   "start decode with --pp-size 1, or with prefill's", _RANKS),
     ConnectorRule(_CONNECTOR, "SGLang", "--attn-cp-size", "decode's 1", engine_relations.sglang_decode_context,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide
 from pytest_nixl.checks.connector.engines import DYNAMO_FIELDS, ROLE_FIELDS, SGLANG_FIELDS, VLLM_FIELDS
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair
-from pytest_nixl.checks.connector.releases import Holds
+from pytest_nixl.checks.connector.releases import ReleaseRange
 from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 from pytest_nixl.model.verdicts import Verdict
@@ -70,13 +70,13 @@ OLD_TRANSFER_KEYS = ("kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip")
 class RetiredSetting(NamedTuple):
     """A setting that no longer is read.
 
-    :param holds: the releases that do not read it.
+    :param releases: the releases that do not read it.
     :param instead: what to do.
     """
 
     engine: str
     name: str
-    holds: Holds
+    releases: ReleaseRange
     instead: str
 
 
@@ -84,20 +84,20 @@ RETIRED = (
     RetiredSetting(
         "vLLM",
         "VLLM_ATTENTION_BACKEND",
-        Holds("vllm", since="0.16.0"),
+        ReleaseRange("vllm", since="0.16.0"),
         "give --attention-backend, or --attention-config.backend",
     ),
     RetiredSetting(
         "vLLM",
         "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
-        Holds("vllm", since="0.25.0"),
+        ReleaseRange("vllm", since="0.25.0"),
         "set kv_lease_duration in kv_connector_extra_config",
     ),
     *(
         RetiredSetting(
             "SGLang",
             f"--disaggregation-{name}",
-            Holds("sglang", since="0.5.23"),
+            ReleaseRange("sglang", since="0.5.23"),
             f"remove --disaggregation-{name}: SGLang learns it from the other side",
         )
         for name in ("decode-tp", "decode-dp", "prefill-pp")
@@ -208,7 +208,7 @@ def unread_settings(pair: SidePair, field: str) -> Mismatch | None:
     if not wrong:
         return None
     worst = min(wrong, key=lambda mismatch: mismatch.verdict is not Verdict.FAIL)
-    texts = dict.fromkeys(mismatch.why for mismatch in wrong)
+    texts = dict.fromkeys(mismatch.reason for mismatch in wrong)
     remedies = dict.fromkeys(mismatch.remedy for mismatch in wrong)
     return Mismatch("; ".join(texts), "; ".join(remedies), worst.verdict)
 
@@ -233,8 +233,8 @@ def _of_side(name: str, side: EngineSide) -> Iterator[Mismatch]:
             yield _misspelt(f"no release of {side.engine} reads {name}'s {variable}", variable, variables)
     for retired in RETIRED:
         is_set = environment.get(retired.name) or retired.name in side.source.launch.options
-        if retired.engine == side.engine and is_set and not retired.holds.excludes(side):
-            reason = f"{name} sets {retired.name}, which {retired.holds} on is not read"
+        if retired.engine == side.engine and is_set and not retired.releases.excludes(side):
+            reason = f"{name} sets {retired.name}, which {retired.releases} on is not read"
             yield Mismatch(reason, retired.instead, Verdict.WARN)
     if side.engine != "vLLM" or side.values["connector kind"].text != "NIXL":
         return
@@ -243,12 +243,12 @@ def _of_side(name: str, side: EngineSide) -> Iterator[Mismatch]:
             yield _misspelt(f"{name}'s NixlConnector does not read {key} of kv_connector_extra_config", key, EXTRA_KEYS)
     for key in side.values["kv_transfer_config"].text.split():
         if key in OLD_TRANSFER_KEYS:
-            holds = Holds("vllm", since="0.33.0")
+            holds = ReleaseRange("vllm", since="0.33.0")
             if not holds.excludes(side):
                 yield Mismatch(f"{holds} on refuses {name}'s {key}", f"remove {key}", Verdict.WARN)
         elif key not in TRANSFER_KEYS:
             wrong = _misspelt(f"no release of vLLM has {name}'s {key} of --kv-transfer-config", key, TRANSFER_KEYS)
-            yield Mismatch(wrong.why, wrong.remedy)
+            yield Mismatch(wrong.reason, wrong.remedy)
 
 
 def _misspelt(why: str, name: str, names: tuple[str, ...]) -> Mismatch:

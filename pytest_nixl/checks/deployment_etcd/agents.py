@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
 from pytest_nixl.checks.deployment_etcd.problem import EtcdProblem, quoted
+from pytest_nixl.core.sentences import plural
 from pytest_nixl.core.strict import escape
-from pytest_nixl.core.words import plural
 
 #: NIXL's default of NIXL_ETCD_NAMESPACE.
 DEFAULT_NAMESPACE = "/nixl/agents/"

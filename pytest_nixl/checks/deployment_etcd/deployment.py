@@ -15,8 +15,8 @@ from pytest_nixl.checks.deployment_etcd.groups import NIXLBENCH, OWN_GROUPS, Kno
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey, survey
 from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem, quoted
 from pytest_nixl.checks.deployment_etcd.server_state import EtcdState, judge_state, read_state
+from pytest_nixl.core.sentences import plural
 from pytest_nixl.core.strict import escape
-from pytest_nixl.core.words import plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import REQUEST_LIMIT
@@ -108,7 +108,7 @@ class DeploymentEtcd:
         return [*self.nixlbench.dead, *self.our_groups.dead]
 
 
-def look(
+def survey_deployment(
     client: EtcdClient,
     namespace: NamespaceName,
     *,

@@ -12,8 +12,8 @@ from pytest_nixl.checks.deployment_etcd.agents import PublishedAgent
 from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd
 from pytest_nixl.checks.deployment_etcd.groups import KnownGroups
 from pytest_nixl.checks.deployment_etcd.server_state import describe_state
+from pytest_nixl.core.sentences import plural
 from pytest_nixl.core.strict import escape
-from pytest_nixl.core.words import plural
 from pytest_nixl.etcd.maintenance import MemberStatus
 
 #: The most agents, and the most problems of one kind, that are printed unless all are asked for.

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
 from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem, quoted
 from pytest_nixl.cluster.group import PREFIX, group_name
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.core.strict import escape
-from pytest_nixl.core.words import named, plural
 
 #: The prefixes of the keys of nixlbench, and of the groups of pytest-nixl.
 NIXLBENCH, OWN_GROUPS = "xferbench/", f"{PREFIX}/"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remove keys of the dead from an etcd, and record every one of them first.
 
-Dead are only an agent that the user names, and groups of nixlbench and pytest-nixl whose members lost their leases.
+Only agents that the user names count as dead, and groups of nixlbench and pytest-nixl whose members lost their leases.
 Keys are removed in transactions, on three conditions: each key is still the one that was looked at, no key under the
 owner's prefix was written since, and none of them has a lease.
 """

@@ -13,7 +13,7 @@ from pytest_nixl.checks.doctor.check import (
     unknown,
     warned,
 )
-from pytest_nixl.core.words import named, plural
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import network_cards

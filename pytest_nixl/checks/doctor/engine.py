@@ -13,7 +13,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
-from pytest_nixl.core.words import named, plural
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import NOT_TRIED
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS

@@ -19,7 +19,7 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.core.gpu_errors import CUDA_ERRORS, NVML_ERRORS, OTHER_REMEDY
-from pytest_nixl.core.words import named, plural
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silent
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import GpuFacts

@@ -20,7 +20,7 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.checks.doctor.gpu import disable_mig, explained, unreported
 from pytest_nixl.checks.doctor.limits import amount
 from pytest_nixl.core.gpu_errors import XIDS
-from pytest_nixl.core.words import named, plural
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import Xid
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, UNPLACED, Topology

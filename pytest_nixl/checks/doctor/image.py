@@ -16,7 +16,7 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
 from pytest_nixl.checks.doctor.rdma import providers_of, registers_in
-from pytest_nixl.core.words import named, plural
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.host.device_code import capability, dotted
 from pytest_nixl.host.etcd_library import PATCH
 from pytest_nixl.host.facts import Facts
@@ -252,7 +252,7 @@ def gpu_code(facts: Facts, expected: Requirements) -> Judgement:
         models = {expected.machine.gpu: None}
     capabilities = {model: capability(model) if by_nvml is None else by_nvml for model, by_nvml in models.items()}
     capabilities_by_model = {model: number for model, number in capabilities.items() if number is not None}
-    listing = "; ".join(f"{name}: {code.words}" for name, code in codes.items())
+    listing = "; ".join(f"{name}: {code.text}" for name, code in codes.items())
     if not capabilities_by_model:
         reason = f"the compute capability of {named(models)} is not known" if models else "no GPU is known"
         return not_applicable(f"{reason}, here and from the profile; CUDA code of plugins: {listing}")
@@ -262,7 +262,7 @@ def gpu_code(facts: Facts, expected: Requirements) -> Judgement:
     bad = [name for name in without if name in plugins]
     if bad:
         return failed(
-            f"no CUDA code for {gpus} in {named(f'{name} (it has {codes[name].words})' for name in bad)}",
+            f"no CUDA code for {gpus} in {named(f'{name} (it has {codes[name].text})' for name in bad)}",
             "use a NIXL whose plugins are built for this GPU, or do not ask for the plugin",
         )
     suffix = f"; not wanted, and without code for {gpus}: {named(without)}" if without else f", which fits {gpus}"

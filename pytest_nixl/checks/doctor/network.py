@@ -15,8 +15,8 @@ from pytest_nixl.checks.doctor.check import (
     unknown,
     warned,
 )
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.network import Nic
 from pytest_nixl.host.peers import DROPPED, REFUSED, SILENT

@@ -12,8 +12,8 @@ from typing import Any
 from pytest_nixl.checks.doctor.check import failed, not_applicable, passed, warned
 from pytest_nixl.checks.doctor.limits import amount
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.core.words import named, plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd_servers.sources import ExternalServer
 from pytest_nixl.host.etcd import read_etcd
@@ -49,13 +49,13 @@ class _Subject:
     """A property to compare.
 
     :param read: returns its value as text; an empty text means that it is unknown, and is not compared.
-    :param grave: whether a difference is a FAIL; otherwise it is a WARN.
+    :param is_severe: whether a difference is a FAIL; otherwise it is a WARN.
     """
 
     name: str
     read: Callable[[Facts], str]
     remedy: str
-    grave: bool = True
+    is_severe: bool = True
 
 
 def _first(facts: Facts) -> Nic | None:
@@ -93,9 +93,11 @@ _SUBJECTS = (
     _Subject("NIXL's package", lambda f: f.software.nixl_package.value or "none", _SAME_IMAGE),
     _Subject("UCX", lambda f: f.software.ucx.value or "", _SAME_IMAGE),
     _Subject("libfabric", lambda f: f.software.libfabric.value or "", _SAME_IMAGE),
-    _Subject("Python", lambda f: f.software.python.value or "", _SAME_IMAGE, grave=False),
+    _Subject("Python", lambda f: f.software.python.value or "", _SAME_IMAGE, is_severe=False),
     _Subject("the architecture", lambda f: f.host.architecture.value or "", "use hosts of one kind"),
-    _Subject("the kernel", lambda f: f.host.kernel.value or "", "install the same kernel on all hosts", grave=False),
+    _Subject(
+        "the kernel", lambda f: f.host.kernel.value or "", "install the same kernel on all hosts", is_severe=False
+    ),
     _Subject("the GPU driver", lambda f: f.gpu.driver.value or "none", "install the same driver on all hosts"),
     _Subject("CUDA", lambda f: f.gpu.cuda.value or "none", "install the same driver on all hosts"),
     _Subject("GPUs", _gpus, "use hosts of one kind, and give each rank the same number of GPUs"),
@@ -104,7 +106,7 @@ _SUBJECTS = (
         _rdma,
         "use hosts of one kind, give each rank the same number of devices, and check the slow device's cable",
     ),
-    _Subject("the EFA installer", lambda f: f.software.efa_installer.value or "none", _SAME_IMAGE, grave=False),
+    _Subject("the EFA installer", lambda f: f.software.efa_installer.value or "none", _SAME_IMAGE, is_severe=False),
     _Subject(
         "the rate of the interface of the default route", _rates, "check cable and switch port of the rank that differs"
     ),
@@ -115,14 +117,17 @@ _SUBJECTS = (
     ),
     _Subject("locked memory", _memlock, "set memlock to unlimited on every host"),
     _Subject(
-        "DMA-BUF", lambda f: str(f.gpu.dma_buf.value), "install the same driver and kernel on all hosts", grave=False
+        "DMA-BUF",
+        lambda f: str(f.gpu.dma_buf.value),
+        "install the same driver and kernel on all hosts",
+        is_severe=False,
     ),
-    _Subject("the image", lambda f: f.environment.image.value or "", _SAME_IMAGE, grave=False),
+    _Subject("the image", lambda f: f.environment.image.value or "", _SAME_IMAGE, is_severe=False),
 )
 
 
 def everywhere(names: Sequence[str], judgements: Sequence[Judgement]) -> Judgement:
-    """Combine one check's verdicts on all ranks: return the gravest verdict, with the ranks that have it.
+    """Combine one check's verdicts on all ranks: return the most severe verdict, with the ranks that have it.
 
     :param names: the names of the ranks, such as ``rank 1 on node-b``.
     :param judgements: the judgement of each rank, in the order of ``names``.
@@ -166,7 +171,7 @@ def _compared(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     for subject in _SUBJECTS:
         values = [subject.read(facts) for facts in hosts]
         if "" not in values and len(set(values)) > 1:
-            yield _finding(subject.name, hosts, values, subject.remedy, grave=subject.grave)
+            yield _finding(subject.name, hosts, values, subject.remedy, grave=subject.is_severe)
 
 
 def _namespaces(hosts: Sequence[Facts]) -> Iterator[RankDifference]:

@@ -24,8 +24,8 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.core.rdma_fault import GID_INDEX_REMEDY, MEMLOCK_REMEDY, NODES_REMEDY, PORT_REMEDY
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.image import VerbsLibrary, VerbsProvider
 from pytest_nixl.host.rdma import RdmaDevice, network_cards

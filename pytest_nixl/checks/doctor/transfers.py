@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
 from pytest_nixl.checks.doctor.libraries import READ_LOG, not_loaded, remedy_of_files, settings_of_files
-from pytest_nixl.core.words import named
+from pytest_nixl.core.sentences import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import library
 from pytest_nixl.judge.profiles import Profile

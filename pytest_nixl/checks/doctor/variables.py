@@ -19,7 +19,7 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.core.rdma_fault import TCP_ALONE, allows_cuda, cuda_remedy
-from pytest_nixl.core.words import named, plural
+from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.driver_questions import VISIBLE_DEVICES
 from pytest_nixl.host.etcd import ETCD_VARIABLES

@@ -100,7 +100,7 @@ def judge_form(deployment: Deployment) -> Judgement:
     form = explain(deployment.text, suppose)
     remedy = f"in the deployment, {form.remedy}"
     if not form.nixl.works:
-        return Judgement(Verdict.FAIL, f"{deployment}: {form.nixl.why}", remedy)
+        return Judgement(Verdict.FAIL, f"{deployment}: {form.nixl.reason}", remedy)
     if not any(map(_ETCDCTL_MEMBER.fullmatch, deployment.text.split(","))):
         reason = f"{deployment}: NIXL reads it, but etcdctl does not: it needs [http://]HOST:PORT, and commas in a list"
         return Judgement(Verdict.WARN, reason, remedy)
@@ -114,8 +114,8 @@ def judge_resolution(deployment: Deployment) -> Judgement:
     reading = deployment.explanation.nixl
     if not reading.works:
         remedy = f"{deployment.explanation.remedy}; check how this host resolves the name: getent ahostsv4 HOST"
-        return Judgement(Verdict.FAIL, f"{deployment}: {reading.why}", remedy)
-    return Judgement(Verdict.PASS, f"{deployment}: {reading.why}")
+        return Judgement(Verdict.FAIL, f"{deployment}: {reading.reason}", remedy)
+    return Judgement(Verdict.PASS, f"{deployment}: {reading.reason}")
 
 
 def judge_connection(deployment: Deployment) -> Judgement:
@@ -123,7 +123,7 @@ def judge_connection(deployment: Deployment) -> Judgement:
     contacts = deployment.explanation.nixl.contacts
     if not contacts:
         return Judgement(Verdict.NOT_APPLICABLE, f"{deployment}: NIXL reads no address from it")
-    faults = {address: reason for address in contacts if (reason := _why_no_connection(address))}
+    faults = {address: reason for address in contacts if (reason := _connection_fault(address))}
     if not faults:
         return Judgement(Verdict.PASS, f"{deployment}: {len(contacts)} of {len(contacts)} answer")
     private = deployment.explanation.private
@@ -136,7 +136,7 @@ def judge_connection(deployment: Deployment) -> Judgement:
     return Judgement(Verdict.FAIL, f"{deployment}: {description}", remedy)
 
 
-def _why_no_connection(address: Address) -> str:
+def _connection_fault(address: Address) -> str:
     try:
         socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS).close()
     except TimeoutError:
@@ -210,7 +210,7 @@ def _published(
         except WorkerError as error:
             if "NIXL cannot create an agent: Config" not in error.reason:
                 raise
-            reason = f"{deployment}: {deployment.explanation.nixl.why}: {error.reason}"
+            reason = f"{deployment}: {deployment.explanation.nixl.reason}: {error.reason}"
             return Judgement(Verdict.FAIL, reason, deployment.explanation.remedy)
         agent.register(agent.allocate(4096))
         agent.send_local_metadata()
@@ -232,7 +232,7 @@ def _unpublished(deployment: Deployment, condition: str) -> Judgement:
     from_nixl = f"NIXL wrote {condition!r}" if condition else "NIXL wrote nothing"
     reason = f"{deployment}: an agent published, but nothing is in etcd, and Python got no error: {from_nixl}"
     if not reading.works:
-        return Judgement(Verdict.FAIL, f"{reason}; {reading.why}", deployment.explanation.remedy)
+        return Judgement(Verdict.FAIL, f"{reason}; {reading.reason}", deployment.explanation.remedy)
     if "user name is empty" in condition:
         reason = f"{reason}; that etcd asks for a user and password, which NIXL cannot send"
         remedy = "give NIXL an etcd without authentication on a separate network; a grpc-proxy does not help here"
@@ -241,7 +241,7 @@ def _unpublished(deployment: Deployment, condition: str) -> Judgement:
         reason = f"{reason}; that etcd speaks TLS, but NIXL speaks plaintext with any scheme"
         return Judgement(Verdict.FAIL, reason, PROXY_REMEDY)
     remedy = "see the checks endpoints-connect and endpoints-healthy, and the output of `pytest-nixl endpoint`"
-    return Judgement(Verdict.FAIL, f"{reason}; {reading.why}", remedy)
+    return Judgement(Verdict.FAIL, f"{reason}; {reading.reason}", remedy)
 
 
 def notes_about(deployment: Deployment, finding: str) -> Sequence[str]:

@@ -150,8 +150,8 @@ class Endurance:
     def describe(self) -> str:
         """Return by how much each resource grows with each cycle, with the interval, without those that do not."""
         grows = [
-            f"{figure.name.removeprefix('growth-')} {shown(figure, slope.value)} ({shown(figure, slope.low)} to "
-            f"{shown(figure, slope.high)})"
+            f"{figure.name.removeprefix('growth-')} {growth_text(figure, slope.value)} "
+            f"({growth_text(figure, slope.low)} to {growth_text(figure, slope.high)})"
             for figure, slope in self._slopes()
             if slope.low or slope.high
         ]
@@ -205,7 +205,7 @@ class Endurance:
         return Figure.of(name, value, {"backend": self.backend, "cycle": self.kind.id})
 
 
-def shown(figure: Figure, value: float) -> str:
+def growth_text(figure: Figure, value: float) -> str:
     """Return a growth with its sign and unit."""
     text = UNITS[FIGURE_KINDS[figure.name].unit.name].show(abs(value))
     return f"{'-' if value < 0 else '+'}{text}"

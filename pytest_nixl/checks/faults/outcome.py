@@ -12,7 +12,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 #: The number of transfers in flight.
 REGIONS = 4
 #: The faults of which NIXL must tell the initiator by an error.
-MUST_TELL = ("target-killed", "target-restarted", "listener-restarted")
+MUST_REPORT = ("target-killed", "target-restarted", "listener-restarted")
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class FaultOutcome:
         if self.changed:
             defects.append(f"{self.changed} bytes were written after NIXL had reported the end of the transfers")
         if self.lost_requests:
-            defects.append(f"{lost_words(self.lost_requests)} without an error")
-        if self.fault in MUST_TELL and not self.survivor and self.answer in ("PROC", "DONE"):
+            defects.append(f"{lost_requests_text(self.lost_requests)} without an error")
+        if self.fault in MUST_REPORT and not self.survivor and self.answer in ("PROC", "DONE"):
             defects.append(f"NIXL did not tell the initiator of the target's death in {self.seconds:.0f} s")
         return defects
 
@@ -89,7 +89,7 @@ def fault_reason(outcomes: Sequence[FaultOutcome]) -> str:
     return "; ".join(f"{outcome}{_after(outcome)}" for outcome in outcomes)
 
 
-def lost_words(count: int) -> str:
+def lost_requests_text(count: int) -> str:
     """Return how many requests for metadata were lost, as the start of a sentence without a full stop."""
     requests = "request" if count == 1 else "requests"
     return f"NIXL lost {count} {requests} for the metadata of the restarted target"
@@ -101,7 +101,7 @@ def _after(outcome: FaultOutcome) -> str:
     if outcome.changed:
         facts.append(f"{outcome.changed} bytes were written after that")
     if outcome.lost_requests:
-        facts.append(lost_words(outcome.lost_requests))
+        facts.append(lost_requests_text(outcome.lost_requests))
     return "".join(f", and {fact}" for fact in facts)
 
 

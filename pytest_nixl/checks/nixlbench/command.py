@@ -93,6 +93,6 @@ def _rounded(count: int) -> int:
     return -(-count // _STEP) * _STEP
 
 
-def shown(path: str, arguments: Sequence[str]) -> str:
+def command_text(path: str, arguments: Sequence[str]) -> str:
     """Return a command as a user can type it."""
     return shlex.join([Path(path).name or "nixlbench", *arguments])

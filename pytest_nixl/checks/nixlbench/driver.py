@@ -22,7 +22,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.model.nixlbench_output import Fault, NixlbenchOutput, Trouble
 from pytest_nixl.model.nixlbench_table import read_output
-from pytest_nixl.processes.external_program import RunningProgram, Tool, others_beside
+from pytest_nixl.processes.external_program import RunningProgram, Tool, contention_of
 from pytest_nixl.processes.worker_process import ended
 
 #: Seconds for which nixlbench sleeps at one point of its ETCD runtime, without any output.
@@ -270,7 +270,7 @@ class _Run:
             for rank in self._ranks
             if rank.code and not inconsistent
         )
-        contention = others_beside(*(rank.started for rank in self._ranks))
+        contention = contention_of(*(rank.started for rank in self._ranks))
         return Ran(read_output(first.text), first.text, inconsistent, self._uncompared(), remarks, contention)
 
     def _uncompared(self) -> str:
@@ -334,7 +334,7 @@ class _Run:
             reason += f"; pytest-nixl then ended {running}"
         remedy = "read the last lines of its log below; the next row gets a new etcd"
         if gone.cause != "died":
-            reason += f"; {group.left_behind()} are still in it"
+            reason += f"; {group.remaining_keys()} are still in it"
             remedy = (
                 "start that etcd again and repeat; this run removes the keys if the etcd answers before its end, or "
                 f"remove them by hand: etcdctl --endpoints {group.endpoint} del --prefix {group.prefix}"

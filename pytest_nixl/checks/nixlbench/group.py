@@ -129,8 +129,8 @@ class EtcdWatch:
         if self._our_server is None:
             return None
         try:
-            dead = self._our_server.why_dead()
-            cause = dead or self._our_server.why_silent()
+            dead = self._our_server.death_reason()
+            cause = dead or self._our_server.silence_reason()
         except NixlPluginError as error:
             dead = cause = f"{error.reason}\n{error.detail}"
         if cause is None:
@@ -205,7 +205,7 @@ class Group:
         """Why the last request to the etcd failed; empty if it succeeded."""
         return self._watch.last_failure
 
-    def left_behind(self) -> str:
+    def remaining_keys(self) -> str:
         """Describe the keys that are probably left in an etcd that does not answer."""
         keys = sorted(key.removeprefix(self.prefix) for key in self._watch.keys)
         shown = ", ".join(ascii(key)[1:-1] for key in keys[:_NAMED])

@@ -61,7 +61,7 @@ class Nixlbench:
         """Return the key of the same row as measured by pytest-nixl itself."""
         return replace(row, backend=row.plain_backend)
 
-    def why_not(self, row: RowKey) -> str | None:
+    def obstacle(self, row: RowKey) -> str | None:
         """Return why nixlbench cannot measure a row; None if it can.
 
         :raises NixlPluginError: if a rank does not answer, or its nixlbench does not work.
@@ -71,12 +71,12 @@ class Nixlbench:
         if row.memory.on_gpu and not Path("/dev/nvidiactl").exists():
             return f"{row.memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
         for rank in row.pair:
-            if not self._tool(rank).found:
+            if not self._tool(rank).is_installed:
                 host_label = f"rank {rank}" if self._cluster.several else "this host"
                 return f"{host_label} has no nixlbench on its PATH, and --nixl-nixlbench PATH names none"
         if row.depth > 1 and not self._all_know(row, "pipeline_depth"):
             return f"this nixlbench has no --pipeline_depth, which rows of depth {row.depth} need"
-        return self._why_no_meeting(row)
+        return self._meeting_obstacle(row)
 
     def run(self, row: RowKey) -> Ran:
         """Measure a row.
@@ -180,7 +180,7 @@ class Nixlbench:
             return "ASIO" if has_asio and self._cluster.etcd() is None else "ETCD"
         return "ASIO" if has_asio else "ETCD"
 
-    def _why_no_meeting(self, row: RowKey) -> str | None:
+    def _meeting_obstacle(self, row: RowKey) -> str | None:
         if self._runtime(row) == "ASIO":
             if self._all_know(row, "asio_address"):
                 return None

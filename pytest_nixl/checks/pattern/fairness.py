@@ -18,7 +18,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 def pattern_figures(samples: PatternSamples) -> list[Figure]:
     """Return the bandwidth of all flows together in bytes per second, the least share, and Jain's index.
 
-    A share is the bandwidth of a flow beside all others divided by its bandwidth without them.
+    A share is the bandwidth of a flow while all others run divided by its bandwidth alone.
     """
     kind = samples.kind
     labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "pattern": kind.pattern_text}

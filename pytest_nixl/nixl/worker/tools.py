@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from pytest_nixl.core.cpu_contention import busy_seconds, own_processors
+from pytest_nixl.core.cpu_contention import allowed_processors, busy_seconds
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.ring_buffer import RingBuffer
 from pytest_nixl.core.strict import Number
@@ -103,7 +103,7 @@ class Program:
         #: After its end: seconds of the clock, its own CPU seconds, the CPU seconds of all processes in that time, and
         #: the number of processors.
         self.cost: dict[str, float] = {}
-        self._began = time.monotonic(), busy_seconds(own_processors())
+        self._began = time.monotonic(), busy_seconds(allowed_processors())
         self._ended = self._silent = False
         parent = os.getpid()
         self._reading, writing = _line_by_line()
@@ -160,8 +160,8 @@ class Program:
             self.cost = {
                 "clock": time.monotonic() - began,
                 "own": usage.ru_utime + usage.ru_stime,
-                "all": busy_seconds(own_processors()) - busy,
-                "processors": len(own_processors()),
+                "all": busy_seconds(allowed_processors()) - busy,
+                "processors": len(allowed_processors()),
             }
             self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
             self._ended = True

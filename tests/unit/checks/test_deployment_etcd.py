@@ -20,7 +20,7 @@ from helpers.three_node import ThreeNodeEtcd
 from pytest_nixl import cli
 from pytest_nixl.checks.deployment_etcd import deployment, key_survey
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
-from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, judge_published, look
+from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, judge_published, survey_deployment
 from pytest_nixl.checks.deployment_etcd.deployment_text import lines
 from pytest_nixl.checks.deployment_etcd.metadata_value import read_metadata
 from pytest_nixl.checks.deployment_etcd.problem import quoted
@@ -149,7 +149,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", ["a", "\x1b]0;x\x07\r\n", "\udcff\udcfe", "a/b", "n" * 5000, "it's $(x)"], ids=ascii)
 def test_hostile_keys_and_values_end_in_one_sentence(client: EtcdClient, name: str, value: bytes) -> None:
     publish(client, name, value=value)
-    deployment = look(client, NAMESPACE)
+    deployment = survey_deployment(client, NAMESPACE)
     unusable = [problem for problem in deployment.problems if problem.kind in ("bad-metadata", "other-agent")]
     assert len(unusable) == 1
     assert {*kinds(deployment)} <= {"bad-metadata", "other-agent", "near-limit"}
@@ -167,7 +167,7 @@ def test_hostile_groups_end_in_one_sentence(client: EtcdClient) -> None:
     client.put("xferbench/text//rank/99999999999999999999", b"active")
     client.put("xferbench/lost//barrier/a/0/1", b"1")
     client.put("/pytest-nixl/groups/\x07/run/frozen", b"[" * 10_000)
-    deployment = look(client, NAMESPACE)
+    deployment = survey_deployment(client, NAMESPACE)
     assert sorted(kinds(deployment)) == ["bad-size", "bad-size", "dead-group"]
     assert all(problem.sentence.isprintable() and problem.remedy.isprintable() for problem in deployment.problems)
     assert [note for note in deployment.notes if "group 'lost' has 1 key under xferbench/lost/, but neither" in note]
@@ -215,7 +215,7 @@ def test_real_metadata_is_read(client: EtcdClient, etcd: Etcd) -> None:
             )
         finally:
             process.kill()
-    deployment = look(client, NAMESPACE)
+    deployment = survey_deployment(client, NAMESPACE)
     assert kinds(deployment) == []
     [agent] = deployment.agents
     assert agent.labels == ("metadata", "part")
@@ -236,7 +236,7 @@ class TestAddresses:
         with closing(create_server(("127.0.0.1", 0))) as listening:
             for name, port in (("living", listening.getsockname()[1]), ("dead", closed)):
                 publish(client, name, value=metadata(name, "Mooncake", f"127.0.0.1:{port}".encode()))
-            deployment = look(client, NAMESPACE)
+            deployment = survey_deployment(client, NAMESPACE)
         [problem] = deployment.problems
         assert problem.kind == "address-silent"
         assert f"agent 'dead' published under {DEFAULT}/dead/ an address" in problem.sentence
@@ -251,7 +251,7 @@ class TestNixlbench:
     def test_a_rank_without_lease_beside_a_living_one_is_named(self, client: EtcdClient) -> None:
         bench_rank(client, "g", 0).revoke()
         bench_rank(client, "g", 1)
-        deployment = look(client, NAMESPACE)
+        deployment = survey_deployment(client, NAMESPACE)
         [problem] = deployment.problems
         assert problem.kind == "stale-rank"
         assert "1 rank (0) lost the lease and 1 did not" in problem.sentence
@@ -261,13 +261,13 @@ class TestNixlbench:
         """An older release writes ``size`` before its rank, while it holds the lock."""
         client.put("xferbench/g//lock/1", b"", client.lease(60))
         client.put("xferbench/g//size", b"1")
-        deployment = look(client, NAMESPACE)
+        deployment = survey_deployment(client, NAMESPACE)
         assert (kinds(deployment), deployment.dead) == ([], [])
 
     def test_ranks_that_never_had_a_lease_are_a_note(self, client: EtcdClient) -> None:
         client.put("xferbench//size", b"1")
         client.put("xferbench//rank/0", b"active")
-        deployment = look(client, NAMESPACE)
+        deployment = survey_deployment(client, NAMESPACE)
         assert (kinds(deployment), deployment.dead) == ([], [])
         assert any("etcd cannot tell whether its processes live" in note for note in deployment.notes)
 
@@ -280,7 +280,7 @@ class TestServer:
             with pytest.raises(EtcdError, match="database is full"):
                 for number in range(1000):
                     client.put(f"/other/{number}", b"x" * 20_000)
-            deployment = look(client, NAMESPACE)
+            deployment = survey_deployment(client, NAMESPACE)
             assert kinds(deployment) == ["alarm", "near-quota"]
             alarm, quota = deployment.problems
             assert "member 'default' raised the alarm NOSPACE" in alarm.sentence
@@ -293,16 +293,16 @@ class TestServer:
         with running_etcd() as other:
             both = f"{etcd.url},{other.url}"
             with connect(parse_endpoints(both), timeout=60) as two:
-                assert kinds(look(two, NAMESPACE)) == ["several-etcds"]
+                assert kinds(survey_deployment(two, NAMESPACE)) == ["several-etcds"]
         with connect(parse_endpoints(both), timeout=60) as member_client:
-            [problem] = look(member_client, NAMESPACE).problems
+            [problem] = survey_deployment(member_client, NAMESPACE).problems
         assert problem.kind == "member-silent"
         assert other.url in problem.sentence
 
     def test_a_dead_member_of_three_and_members_that_are_not_asked_are_named(self) -> None:
         with ThreeNodeEtcd(supervisor()) as three:
             with connect(parse_endpoints(three.endpoint)[:1], timeout=60) as first_member:
-                deployment = look(first_member, NAMESPACE)
+                deployment = survey_deployment(first_member, NAMESPACE)
             assert kinds(deployment) == []
             assert "2 of its 3 members were not asked: give the URLs of all" in deployment.notes
             three.kill_leader()
@@ -311,7 +311,7 @@ class TestServer:
 
                 def only_one_is_silent() -> bool:
                     with suppress(EtcdError):  # there is no leader yet
-                        looks.append(look(every, NAMESPACE))
+                        looks.append(survey_deployment(every, NAMESPACE))
                     return bool(looks) and kinds(looks[-1]) == ["member-silent"]
 
                 # The third member may learn of the new leader a little later.
@@ -328,7 +328,7 @@ class TestServer:
             with connect(three.members, timeout=5) as client:
                 wait_until(lambda: not client.status().get("leader"), 60, "the second member knows no leader")
                 with pytest.raises(EtcdError, match="has no leader") as caught:
-                    look(client, NAMESPACE)
+                    survey_deployment(client, NAMESPACE)
         first, _, third = map(str, three.members)
         assert caught.value.reason == (
             f"the etcd at {three.endpoint} has no leader, and so reads and writes no key: 2 of 3 members do not "
@@ -342,13 +342,13 @@ class TestServer:
             with connect([guarded.endpoint], user="bob", password="b", timeout=60) as bob:
                 publish(bob, "a", "/bob/agents")
                 publish(bob, "a", "/bob/agents/")
-                deployment = look(bob, NamespaceName("/bob/agents"))
+                deployment = survey_deployment(bob, NamespaceName("/bob/agents"))
                 assert kinds(deployment) == ["split-namespace", "agent-twice"]
                 unknown = [note for note in deployment.notes if "permission denied" in note]
                 for prefix in ("bob/agents", "//bob/agents", "xferbench/", "/pytest-nixl/groups/"):
                     assert any(note.startswith(f"the keys under {prefix} are unknown") for note in unknown), prefix
                 with pytest.raises(EtcdError, match="permission denied"):
-                    look(bob, NAMESPACE)
+                    survey_deployment(bob, NAMESPACE)
 
     def test_an_etcd_that_does_not_answer_is_an_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         [port] = free_ports(1)
@@ -361,7 +361,7 @@ def test_a_page_that_is_too_large_is_read_in_smaller_ones(client: EtcdClient, mo
         publish(client, f"a{number}", value=metadata(f"a{number}", info=b"\0" * 40_000))
     monkeypatch.setattr("pytest_nixl.etcd.bounded_http.LARGEST_ANSWER", 150_000)
     monkeypatch.setattr(key_survey, "_PAGE_BYTES", 1 << 30)
-    deployment = look(client, NAMESPACE)
+    deployment = survey_deployment(client, NAMESPACE)
     assert (len(deployment.agents), kinds(deployment)) == (40, [])
 
 
@@ -371,7 +371,7 @@ def test_a_value_beyond_the_limit_of_all_values_is_not_judged(
     for number in range(40):
         publish(client, f"a{number}")
     monkeypatch.setattr(key_survey, "MOST_BYTES", 100)
-    deployment = look(client, NAMESPACE)
+    deployment = survey_deployment(client, NAMESPACE)
     assert len(deployment.agents) == 40
     assert any("were not all read" in note for note in deployment.notes)
 
@@ -394,13 +394,15 @@ def test_the_line_of_an_agent_counts_writes_and_revisions(client: EtcdClient) ->
     publish(client, "often")
     publish(client, "later")
     client.put("/nixl/agents//later/", b"")
-    deployment = look(client, NAMESPACE)
+    deployment = survey_deployment(client, NAMESPACE)
     newest = deployment.revision
     often, later = (line for line in lines(deployment) if line.startswith("  /nixl/agents//"))
     assert f"; last written at revision {newest - 3}, 3 revisions before the newest; written 2 times; " in often
     assert f"; last written at revision {newest}, 0 revisions before the newest; written 2 times; " in later
     client.put("/nixl/agents//new/", b"")
-    *_, later, new = (line for line in lines(look(client, NAMESPACE)) if line.startswith("  /nixl/agents//"))
+    *_, later, new = (
+        line for line in lines(survey_deployment(client, NAMESPACE)) if line.startswith("  /nixl/agents//")
+    )
     assert f"; last written at revision {newest}, 1 revision before the newest; written 2 times; " in later
     assert f"; last written at revision {newest + 1}, 0 revisions before the newest; written 1 time; " in new
 

@@ -24,7 +24,7 @@ from helpers.published import DEFAULT, DOCUMENTED, bench_rank, metadata, publish
 from pytest_nixl import cli
 from pytest_nixl.checks.deployment_etcd import deployment
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
-from pytest_nixl.checks.deployment_etcd.deployment import look
+from pytest_nixl.checks.deployment_etcd.deployment import survey_deployment
 from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -174,7 +174,7 @@ def test_what_changes_after_the_look_is_kept(
     """The owner comes back at the worst moment: between the look and the reading, or just before the transaction."""
     act, prefix = change
     plant(client)
-    plan = plan_removal(look(client, NAMESPACE), ["gone"])
+    plan = plan_removal(survey_deployment(client, NAMESPACE), ["gone"])
     transaction = client.transaction
 
     def first_change(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -223,16 +223,16 @@ def test_an_agent_that_may_live_is_kept(
 def test_a_living_group_of_pytest_nixl_is_kept(client: EtcdClient) -> None:
     with join(client, "alive", 1, ttl=30) as member:
         member.barrier(60)
-        assert look(client, NAMESPACE).dead == []
+        assert survey_deployment(client, NAMESPACE).dead == []
         member.lease.revoke()
-        assert [dead.prefix for dead in look(client, NAMESPACE).dead] == ["/pytest-nixl/groups/alive/"]
+        assert [dead.prefix for dead in survey_deployment(client, NAMESPACE).dead] == ["/pytest-nixl/groups/alive/"]
 
 
 def test_a_large_group_is_removed_in_several_transactions(client: EtcdClient, tmp_path: Path) -> None:
     client.put("xferbench/large//size", b"2")
     for first in range(0, 250, 125):
         client.transaction(txn([], [put(f"xferbench/large/barrier/{first + n}", b"1") for n in range(125)]))
-    plan = plan_removal(look(client, NAMESPACE), [])
+    plan = plan_removal(survey_deployment(client, NAMESPACE), [])
     [done] = remove(client, plan, RemovalRecord(tmp_path / "record.json", client.endpoints, plan.revision))
     assert (done.keys, done.why_not) == (251, "")
     assert client.count_prefix("xferbench/") == 0
@@ -242,7 +242,7 @@ def test_an_etcd_that_goes_while_keys_are_removed_leaves_a_record(
     client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(client)
-    plan = plan_removal(look(client, NAMESPACE), ["gone"])
+    plan = plan_removal(survey_deployment(client, NAMESPACE), ["gone"])
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise EtcdError("etcd at http://a:1: timeout", cause="timeout")
@@ -326,7 +326,7 @@ def test_no_live_key_is_removed_while_agents_come_and_go(client: EtcdClient, etc
             if number % 2:
                 live = LiveAgents(etcd, ["a", "b"], revived, number)
                 stack.callback(live.close)
-            plan = plan_removal(look(client, NAMESPACE), [*dead, *revived], since)
+            plan = plan_removal(survey_deployment(client, NAMESPACE), [*dead, *revived], since)
             if number % 2 == 0:
                 live = LiveAgents(etcd, ["a", "b"], revived, number)
                 stack.callback(live.close)

@@ -19,7 +19,7 @@ from pytest_nixl.checks.kv_cache import link as kv_link
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.link import MOST, MOST_AT_RATE, KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.samples import STEPS
-from pytest_nixl.core.cpu_contention import own_seconds
+from pytest_nixl.core.cpu_contention import cpu_seconds
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -292,7 +292,7 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
 
     def go_on(until: float) -> None:
         # The initiator polls while it waits, so that its processor time shows that its request was stalled.
-        while own_seconds(initiator.pid) < until and not over.is_set():
+        while cpu_seconds(initiator.pid) < until and not over.is_set():
             time.sleep(0.01)
         os.kill(target.pid, signal.SIGCONT)
         continued.set()
@@ -301,7 +301,7 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
         if len(draws) == 1:
             return request(requests, draws, traffic)
         os.kill(target.pid, signal.SIGSTOP)
-        waiting = threading.Thread(target=go_on, args=(own_seconds(initiator.pid) + stall,))
+        waiting = threading.Thread(target=go_on, args=(cpu_seconds(initiator.pid) + stall,))
         waiting.start()
         try:
             return request(requests, draws, traffic)

@@ -240,7 +240,7 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     ended_at: list[float] = []
 
     def end() -> None:
-        wait_until(lambda: group.left_behind().startswith("3 keys "), 120, "the watch has seen both ranks")
+        wait_until(lambda: group.remaining_keys().startswith("3 keys "), 120, "the watch has seen both ranks")
         ended_at.append(time.monotonic())
         supervisor().signal(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
@@ -296,7 +296,7 @@ def test_the_row_after_a_stopped_etcd_runs_in_another_one(
         server = session.server()
         assert isinstance(server, EmbeddedServer)
         supervisor().signal(server.pid, signal.SIGSTOP)
-        wait_until(lambda: server.why_silent() is not None, 60, "it has stopped")
+        wait_until(lambda: server.silence_reason() is not None, 60, "it has stopped")
         stopped.append(server)
         raise NixlbenchError("the etcd is gone")
 

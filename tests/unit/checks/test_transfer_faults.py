@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.checks.faults import transfers as transfer_faults
-from pytest_nixl.checks.faults.outcome import MUST_TELL, FaultOutcome, fault_reason, judge_faults, without
+from pytest_nixl.checks.faults.outcome import MUST_REPORT, FaultOutcome, fault_reason, judge_faults, without
 from pytest_nixl.checks.faults.scene import MOVED, FaultScene
 from pytest_nixl.checks.faults.transfers import FAULTS, environments, make_fault
 from pytest_nixl.model.settings import Settings
@@ -79,7 +79,7 @@ def test_each_defect_fails_among_good_outcomes(bad: FaultOutcome, reason: str) -
 
 
 def test_a_stopped_target_need_not_be_reported() -> None:
-    assert set(FAULTS) > set(MUST_TELL)
+    assert set(FAULTS) > set(MUST_REPORT)
     assert judge_faults([replace(GOOD, fault="target-stopped", answer="PROC")]).verdict is Verdict.PASS
 
 

@@ -257,14 +257,16 @@ def test_a_line_has_one_finding_that_of_the_longest_form() -> None:
 
 
 def test_a_form_is_not_searched_where_its_words_are_missing_and_nowhere_else() -> None:
-    assert Form.read("ab cd ef").words == {b"ab", b"cd", b"ef"}
-    assert Form.read("…ab cd ef…").words == {b"cd"}
-    assert Form.read("ab (…) is-not").words == {b"ab", b"is", b"not"}
+    assert Form.read("ab cd ef").required_words == {b"ab", b"cd", b"ef"}
+    assert Form.read("…ab cd ef…").required_words == {b"cd"}
+    assert Form.read("ab (…) is-not").required_words == {b"ab", b"is", b"not"}
     messages, _ = read_messages(parse_texts(text_file("error-texts")))
     for form in (form for message in messages for form in message.forms):
-        filled = b"q".join((*(() if form.whole[0] else (b"",)), *form.parts, *(() if form.whole[1] else (b"",))))
+        filled = b"q".join(
+            (*(() if form.word_ends[0] else (b"",)), *form.parts, *(() if form.word_ends[1] else (b"",)))
+        )
         assert form.is_on(filled)
-        assert form.words <= set(filled.translate(log_scan._TO_WORDS).split())
+        assert form.required_words <= set(filled.translate(log_scan._TO_WORDS).split())
 
 
 def test_a_class_needs_the_sign_of_an_error() -> None:

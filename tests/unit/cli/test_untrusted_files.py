@@ -12,7 +12,7 @@ import pytest
 
 from pytest_nixl.cli import main
 from pytest_nixl.core.untrusted_file import write_regular
-from pytest_nixl.host.recorded_tree import ASKED
+from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER
 from pytest_nixl.judge.profile_table import MOST_TABLES
 
 #: A command that waits for a FIFO would wait for ever.
@@ -64,8 +64,8 @@ def test_a_file_that_never_ends_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if reader == "tree":
-        (tmp_path / "TREE" / ASKED).mkdir(parents=True)
-        make(tmp_path / "TREE" / ASKED / "environment.json")
+        (tmp_path / "TREE" / ANSWERS_FOLDER).mkdir(parents=True)
+        make(tmp_path / "TREE" / ANSWERS_FOLDER / "environment.json")
         file_name = "environment.json"
     else:
         make(tmp_path / FILE)
@@ -99,8 +99,8 @@ def test_a_recorded_answer_of_another_form_is_refused(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "TREE" / ASKED).mkdir(parents=True)
-    (tmp_path / "TREE" / ASKED / "kernel_log.json").write_text("{}")
+    (tmp_path / "TREE" / ANSWERS_FOLDER).mkdir(parents=True)
+    (tmp_path / "TREE" / ANSWERS_FOLDER / "kernel_log.json").write_text("{}")
     message = refusal(tmp_path, capsys, command, "--root=TREE")
     assert message.startswith(
         f"pytest-nixl: {tmp_path}/TREE is not a tree that this version can read (KeyError('why'))"
@@ -130,13 +130,13 @@ def test_facts_are_not_written_to_what_is_not_a_file(
     make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / FILE)
-    (tmp_path / "TREE" / ASKED).mkdir(parents=True)
+    (tmp_path / "TREE" / ANSWERS_FOLDER).mkdir(parents=True)
     message = refusal(tmp_path, capsys, "facts", f"--root={tmp_path}/TREE", f"--output={FILE}")
     assert "expected the name of a new or a regular file" in message
 
 
 def test_answers_that_are_nested_too_deeply_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = tmp_path / "TREE" / ASKED
+    answers = tmp_path / "TREE" / ANSWERS_FOLDER
     answers.mkdir(parents=True)
     (answers / "environment.json").write_text("[" * 100_000)
     tree = str(tmp_path / "TREE")

@@ -35,7 +35,7 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture(autouse=True)
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WATCH_SECONDS", "SAID_EVERY"):
+    for name in ("WATCH_SECONDS", "MESSAGE_SECONDS"):
         monkeypatch.setattr(membership, name, SOON)
 
 

@@ -282,7 +282,7 @@ LAST = PeerRequest("command", 2, {})
 class TestMessages:
     def test_old_messages_and_messages_to_others_are_not_read(self, etcd: Etcd, stranger: EtcdClient) -> None:
         """Messages of this run, and of an earlier run with the same group and token, are written under every key."""
-        end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
+        end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "verdict_fields": {}}
         messages: dict[str, bytes] = {}
         for turn in range(2):
             with ExitStack() as stack:
@@ -375,7 +375,14 @@ class TestRun:
             to_peer, to_driver = f"{ROOT}mail/000001/000000/", f"{ROOT}mail/000000/000001/"
             ask = {"ask": "start", "number": 5, "worker": 5, "role": "agent", "environment": {}}
             for number in [*range(40), 10**12 - 1]:
-                end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
+                end = {
+                    "ask": "end",
+                    "number": number,
+                    "code": 0,
+                    "verdict": "all good",
+                    "refusal": "",
+                    "verdict_fields": {},
+                }
                 for forged in (end, {**ask, "number": number}):
                     stranger.put(f"{to_peer}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
                 for forged in ({"answer": number, "result": 4242}, {"worker": number % 3, "ended": 0}):
@@ -507,7 +514,7 @@ class Stranger:
     def _mail(self, number: int) -> None:
         timed = {"corruption": None, "windows": [1e-6] * 5, "transfers": [10**6] * 5, "latencies": [1e-9]}
         line = json.dumps({"number": number, "result": {**timed, "counted": [], "contention": 0.0}})
-        end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
+        end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "verdict_fields": {}}
         for kind, message in enumerate(({"answer": number, "result": 0}, {"worker": 1 + number % 3, "line": line})):
             self._put(f"mail/000000/000001/{1000 * kind + number:012d}", json.dumps(message).encode())
         self._put(f"mail/000001/000000/{1000 + number:012d}", json.dumps(end).encode())

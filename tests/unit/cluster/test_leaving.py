@@ -198,7 +198,7 @@ def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> 
 
 
 def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.SAID_EVERY", 0.05)
+    monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.MESSAGE_SECONDS", 0.05)
     lines: list[str] = []
     with pytest.raises(EtcdError):
         wait_for_etcd("http://no-such-host.invalid:2379", 1, {}, waiting=lines.append)
@@ -210,7 +210,7 @@ def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_rank_says_that_it_waits_for_an_etcd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_nixl.cluster.membership.SAID_EVERY", 0.2)
+    monkeypatch.setattr("pytest_nixl.cluster.membership.MESSAGE_SECONDS", 0.2)
     lines: list[str] = []
     [port] = free_ports(1)
     with connect(parse_endpoints(f"http://127.0.0.1:{port}")) as client, pytest.raises(EtcdError, match="refused"):

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.cluster.logs import LARGEST, FinishedRank, as_told, keep, last_words
+from pytest_nixl.cluster.logs import LARGEST, FinishedRank, keep, last_words, verdict_of_ending
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.model.conclusion import told
+from pytest_nixl.model.conclusion import verdict_fields
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import supervisor
@@ -77,7 +77,7 @@ def test_the_logs_and_the_verdict_of_a_rank_are_kept_without_secrets(make_settin
     [("", "INTERRUPTED: exit code 3"), ("rank 0 is gone\nread its log", "INTERRUPTED: rank 0 is gone")],
 )
 def test_a_rank_that_was_told_no_verdict_has_the_first_line_of_its_end(verdict: str, text: str) -> None:
-    assert as_told(Ending(3, verdict, "", {}))["interrupted"] == text
+    assert verdict_of_ending(Ending(3, verdict, "", {}))["interrupted"] == text
 
 
 @pytest.mark.parametrize("name", ["group.txt", "verdict.json.part"])
@@ -101,9 +101,9 @@ def test_a_directory_that_cannot_be_written_is_named(make_settings: Any, tmp_pat
 
 def test_only_known_fields_of_another_ranks_verdict_are_kept() -> None:
     failed = Result("x", "x", Verdict.MISSING, "why", "how")
-    plain = told([failed], gate=True)
-    assert as_told(Ending(1, "text", told={**plain, "path": "/etc/passwd"})) == plain
-    assert as_told(Ending(1, "text", told=plain))["failing"][0]["remedy"] == "how"
+    plain = verdict_fields([failed], gate=True)
+    assert verdict_of_ending(Ending(1, "text", verdict_fields={**plain, "path": "/etc/passwd"})) == plain
+    assert verdict_of_ending(Ending(1, "text", verdict_fields=plain))["failing"][0]["remedy"] == "how"
     for bad in ({}, {"verdict": "GREEN"}, {"verdict": ["PASS"]}):
-        assert as_told(Ending(1, "rank 0 is gone", told=bad))["verdict"] == "INTERRUPTED"
-    assert as_told(Ending(4, refusal="no"))["verdict"] == "REFUSED"
+        assert verdict_of_ending(Ending(1, "rank 0 is gone", verdict_fields=bad))["verdict"] == "INTERRUPTED"
+    assert verdict_of_ending(Ending(4, refusal="no"))["verdict"] == "REFUSED"

@@ -30,7 +30,7 @@ from pytest_nixl.cluster.group import (
     group_root,
     longer_lease,
     may_settle,
-    quarrel,
+    rank_conflicts,
     who_is_missing,
 )
 from pytest_nixl.cluster.group import TTL as USUAL
@@ -548,7 +548,7 @@ class TestWaiting:
 
     @pytest.fixture
     def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(membership, "SAID_EVERY", 0.1)
+        monkeypatch.setattr(membership, "MESSAGE_SECONDS", 0.1)
 
     @pytest.mark.usefixtures("often")
     def test_missing_ranks_are_named(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
@@ -664,7 +664,7 @@ class TestWords:
     def test_conflicts_name_ranks_and_processes(self) -> None:
         three = [Candidate("t", f"h{number}", 1, 4, 0) for number in range(3)]
         told_otherwise = Candidate("t", "h", 1, 8, 7)
-        conflicts = quarrel([*three, told_otherwise], 4).split("; ")
+        conflicts = rank_conflicts([*three, told_otherwise], 4).split("; ")
         assert len(conflicts) == 3
         assert conflicts[0].startswith("rank 0 ")
         assert conflicts[0].endswith(" 3 times, by h0 (pid 1), h1 (pid 1) and h2 (pid 1)")
@@ -673,7 +673,7 @@ class TestWords:
         assert conflicts[1].endswith(" 0 to 3")
         assert conflicts[2].endswith(": 4, 8")
         pairs = [Candidate("t", "h", 1, 12, number // 2) for number in range(12)]
-        *_, last, more = quarrel(pairs, 12).split("; ")
+        *_, last, more = rank_conflicts(pairs, 12).split("; ")
         assert last.startswith("rank 3 ")
         assert more.startswith("2 more")
 

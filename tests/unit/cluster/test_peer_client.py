@@ -96,11 +96,11 @@ def test_a_text_that_cannot_be_unpacked_is_refused() -> None:
 
 def test_a_lost_peer_ends_every_wait_with_the_first_error() -> None:
     peer, first = DoublePeer(), NixlPluginError("it is gone")
-    threading.Timer(0.05, peer.client.lost, (first,)).start()
+    threading.Timer(0.05, peer.client.mark_lost, (first,)).start()
     with pytest.raises(NixlPluginError, match="it is gone"):
         peer.client.ask("command")
     assert peer.client.gone
-    peer.client.lost(NixlPluginError("later"))
+    peer.client.mark_lost(NixlPluginError("later"))
     assert peer.client.error is first
     sent = len(peer.sent)
     with pytest.raises(NixlPluginError, match="it is gone"):
@@ -153,7 +153,7 @@ def test_a_worker_ends_as_its_peer_says_and_only_once(peer: DoublePeer) -> None:
 def test_the_workers_of_a_lost_peer_have_ended(peer: DoublePeer) -> None:
     peer.client.start("initiator", {}, 60)
     [process] = peer.client._processes.values()
-    peer.client.lost(NixlPluginError("it is gone"))
+    peer.client.mark_lost(NixlPluginError("it is gone"))
     assert not process.alive
     assert process.wait(60) is None
     assert process.output() == ""
@@ -266,7 +266,7 @@ def test_a_wait_ends_with_the_answer_or_the_loss_and_not_with_its_time(ends: str
         if ends == "answer":
             peer.client.receive(PeerAnswer(message["number"], "there"))
         else:
-            peer.client.lost(NixlPluginError("it is gone"))
+            peer.client.mark_lost(NixlPluginError("it is gone"))
 
     began = time.monotonic()
     timer = threading.Timer(0.2, end)
@@ -417,7 +417,7 @@ def test_the_error_of_the_lowest_rank_is_raised_when_all_have_answered() -> None
     rank_driver, _ = asked_driver("a", ValueError("no b"), ValueError("no c"))
     with pytest.raises(PeerError, match="rank 2 refused 'command': no b"):
         rank_driver.ask_all("command")
-    rank_driver.peers[1].lost(NixlPluginError("rank 1 is gone"))
+    rank_driver.peers[1].mark_lost(NixlPluginError("rank 1 is gone"))
     with pytest.raises(NixlPluginError, match="rank 1 is gone"):
         rank_driver.ask_all("command")
     assert waiting(rank_driver) == [0, 0, 0]
@@ -427,13 +427,13 @@ def test_an_error_of_the_mailbox_is_that_of_every_peer() -> None:
     rank_driver, _ = asked_driver("a", "b", mail=NixlPluginError("etcd is gone"))
     with pytest.raises(NixlPluginError, match="etcd is gone"):
         rank_driver.ask_all("command")
-    assert rank_driver.ask_those_left("command", 60) == {}
+    assert rank_driver.ask_living_peers("command", 60) == {}
     assert waiting(rank_driver) == [0, 0]
 
 
 def test_peers_that_are_lost_or_late_or_refuse_are_left_out() -> None:
     rank_driver, sent = asked_driver("a", ..., ValueError("no"), "d")
-    rank_driver.peers[4].lost(NixlPluginError("rank 4 is gone"))
-    assert rank_driver.ask_those_left("command", 0.01) == {1: "a"}
+    rank_driver.peers[4].mark_lost(NixlPluginError("rank 4 is gone"))
+    assert rank_driver.ask_living_peers("command", 0.01) == {1: "a"}
     assert list(sent[0]) == [1, 2, 3]
-    assert asked_driver(None)[0].ask_those_left("signal", 60) == {}, "an answer without a result says nothing"
+    assert asked_driver(None)[0].ask_living_peers("signal", 60) == {}, "an answer without a result says nothing"

@@ -62,7 +62,8 @@ def test_a_run_without_options_and_launcher_has_one_rank(make_settings: MakeSett
         ({"ranks": 4}, MPI, r"^--nixl-ranks=4, but PMI started 3 ranks"),
         ({"ranks": 2}, {"JOB_COMPLETION_INDEX": "2"},
          r"^JOB_COMPLETION_INDEX says that this is rank 2, but --nixl-ranks=2 allows ranks 0 to 1: set --nixl-ranks"),
-        ({"pairs": RankPairing.parse("0:3")}, MPI, r"^--nixl-pairs=0:3: 0:3 names a rank that is not among 0 to 2$"),
+        ({"pairs": RankPairing.parse("0:3")}, MPI,
+         r"^--nixl-pairs=0:3: 0:3 names a rank that is not in the range 0 to 2$"),
         ({"pattern": PatternChoice.parse("incast:4")}, MPI, r"^--nixl-pattern=incast:4: it has 4 ranks, but the run"),
     ],
 )  # fmt: skip

@@ -33,7 +33,7 @@ from pytest_nixl.cluster.messages import Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.transaction import FoundKey, KeyValue, TransactionResult
+from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session import check_result
 from pytest_nixl.session.parsers import parse_lease
@@ -250,14 +250,14 @@ def test_only_members_arrive_and_each_once(token: str) -> None:
     members = [Member(rank, *member(rank)) for rank in range(3)]
     items = [arrival(rank, values.arrival(arrival(rank).key, members[rank])) for rank in (0, 2)]
     strangers = [arrival(7), arrival(1, values.arrival(arrival(1).key, members[0]))] if token else [arrival(7)]
-    arrived = values.arrived(FoundKey(9, (*items, *strangers)), prefix, members)
+    arrived = values.arrived(RangeResult(9, (*items, *strangers)), prefix, members)
     assert arrived == {0, 2}
 
 
 def test_a_key_is_ignored_once_and_not_too_many_are_remembered(caplog: pytest.LogCaptureFixture) -> None:
     values = GroupValues(ROOT, "t")
     for number in [0, *range(200), 0]:
-        assert values.arrived(FoundKey(1, (arrival(number, b"forged"),)), f"{ROOT}arrived/000001/", MANY) == set()
+        assert values.arrived(RangeResult(1, (arrival(number, b"forged"),)), f"{ROOT}arrived/000001/", MANY) == set()
     assert list(values.ignored) == [arrival(number).key for number in range(100)]
     assert len(caplog.messages) == 100
     assert caplog.messages[0].startswith(f"the key '{arrival(0).key}' is ignored: ")
@@ -452,7 +452,7 @@ def joining(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Joining:
     return attempt
 
 
-CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, wanted=0) for rank in range(2)]
+CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, requested_rank=0) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,9 @@ def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_t
 
     joining._deadline = 100.0 + remaining
     membership = joining._membership
-    monkeypatch.setattr(membership, "transact", lambda *_: SimpleNamespace(revision=9, found=lambda _: FoundKey(0, ())))
+    monkeypatch.setattr(
+        membership, "transact", lambda *_: SimpleNamespace(revision=9, found=lambda _: RangeResult(0, ()))
+    )
     monkeypatch.setattr(
         membership.values, "read_members", lambda _: ([Candidate(*fields, 2) for fields in members], [])
     )
@@ -578,7 +580,7 @@ def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_wh
     """The etcd is a double whose history is compacted up to revision 20."""
     membership = registration()
     old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
-    answers = [FoundKey(2, (old, new)), FoundKey(1, (member,))]
+    answers = [RangeResult(2, (old, new)), RangeResult(1, (member,))]
     monkeypatch.setattr(membership, "retry", lambda *_: SimpleNamespace(revision=20, found=answers.__getitem__))
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
     again, missed = membership._read_anew(membership.client, watched, ["m/x", "m/gone"], 110.0)

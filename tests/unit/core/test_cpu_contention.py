@@ -13,7 +13,7 @@ import pytest
 from helpers.contention import spinning
 from helpers.etcd import wait_until
 
-from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, own_processors, own_seconds, too_many
+from pytest_nixl.core.cpu_contention import CpuContention, allowed_processors, busy_ticks, cpu_seconds, too_many
 from pytest_nixl.judge.floors import decide_floor
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.launches import Launches
@@ -57,7 +57,7 @@ def test_use_of_free_cores_is_not_contention(taken: float, processors: int, ours
 
 
 def test_processes_of_the_row_that_rest_need_no_core() -> None:
-    cores = len(own_processors())
+    cores = len(allowed_processors())
     with ExitStack() as stack:
         for _ in range(cores):
             stack.enter_context(spinning())
@@ -134,4 +134,4 @@ def test_a_process_that_ends_while_its_descendants_are_looked_for_is_counted(mon
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "glob", gone)
-    assert own_seconds(os.getpid()) > 0
+    assert cpu_seconds(os.getpid()) > 0

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pytest_nixl.core.redaction import HIDDEN, MOST_COMMAND, hide_command, hider, recorded, redact, shown
+from pytest_nixl.core.redaction import HIDDEN, MOST_COMMAND, hide_command, hider, recorded, redact, redact_value
 from pytest_nixl.host.environment import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.store.provenance import gather
@@ -24,7 +24,7 @@ def test_secrets_of_a_command_are_hidden() -> None:
 def test_the_key_of_an_azure_account_is_hidden_whole_and_alone() -> None:
     connection = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=c2VjcmV0IQ==;BlobEndpoint=http://host/me;"
     name = "AZURE_STORAGE_CONNECTION_STRING"
-    assert shown(name, connection) == HIDDEN
+    assert redact_value(name, connection) == HIDDEN
     hide = hider({name: connection})
     assert hide(f"it is {connection}") == f"it is {HIDDEN}"
     assert hide("the key c2VjcmV0IQ== is wrong") == f"the key {HIDDEN} is wrong"
@@ -143,11 +143,11 @@ def test_many_beginnings_of_secrets_take_time_that_grows_with_the_length(repeate
 
 @pytest.mark.parametrize("name", ["NIXL_APITOKEN", "NIXL_DBPASSWORD", "NIXL_SECRETKEY", "nixl_authtokens"])
 def test_a_word_of_a_secret_counts_at_the_end_of_another_word(name: str) -> None:
-    assert shown(name, "Sw0rdfish-1") == HIDDEN
+    assert redact_value(name, "Sw0rdfish-1") == HIDDEN
 
 
 def test_the_keys_of_rdma_are_not_secret() -> None:
-    assert shown("UCX_RC_VERBS_PKEY", "0x8001") == "0x8001"
+    assert redact_value("UCX_RC_VERBS_PKEY", "0x8001") == "0x8001"
 
 
 def test_a_variable_is_recorded_if_its_name_is_known_or_its_value_is_a_number_or_a_switch() -> None:

@@ -14,7 +14,7 @@ import pytest
 from helpers.secret_shapes import HARMLESS, PLACES, SHAPES, letters, visible_parts
 
 from pytest_nixl import cli
-from pytest_nixl.core.redaction import HIDDEN, hide_command, hider, is_known, recorded, redact, shown
+from pytest_nixl.core.redaction import HIDDEN, hide_command, hider, is_recorded, recorded, redact, redact_value
 from pytest_nixl.host.environment import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.engine_backends import ALLOC_CONF
@@ -38,7 +38,7 @@ NAMES = ("DB_CREDS", "NIXL_CRED", "DB_PW", "UNLOCK_PASSCODE", "WALLET_SEED", "SS
 @pytest.mark.parametrize("name", NAMES)
 def test_a_variable_with_the_name_of_a_secret_is_hidden(name: str) -> None:
     secret = letters(random.Random(name), 12)
-    assert shown(name, secret) == HIDDEN
+    assert redact_value(name, secret) == HIDDEN
     assert hider({name: secret})(f"refused: {secret}") == f"refused: {HIDDEN}"
     assert secret not in hide_command(f"env {name}={secret} vllm serve")
 
@@ -101,7 +101,7 @@ def test_every_variable_that_a_check_reads_is_recorded_as_it_is() -> None:
         names = re.findall(r"(?:\bget|environment\.get|steering\.get)\(([\w\"]+)", path.read_text(encoding="utf-8"))
         read |= {getattr(module, name, name.strip('"')) for name in names if name.isupper()}
     assert {"UCX_TLS", "FI_PROVIDER", "VLLM_ALL2ALL_BACKEND", "NIXL_PLUGIN_DIR"} <= read
-    assert {name for name in read if not is_known(name)} <= SWITCHES
+    assert {name for name in read if not is_recorded(name)} <= SWITCHES
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ REQUESTS: dict[str, Callable[[EtcdClient], object]] = {
     "put": lambda client: client.put("/a", b""),
     "delete": lambda client: client.delete("/a"),
     "lease": lambda client: client.lease(5),
-    "transaction": lambda client: TransactionResult.of(client.transaction(txn([], [get_prefix("/a")]))).found(0),
+    "transaction": lambda client: TransactionResult.of(client.transaction(txn([], [get_prefix("/a")]))).range_result(0),
     "create": lambda client: client.create("/a", b""),
     "watch": lambda client: list(client.watch(Watched("/a", 1), seconds=TIMEOUT)),
 }

@@ -157,16 +157,16 @@ ANSWERED: list[dict[str, Any]] = [
 def test_an_answer_is_read_by_the_places_of_its_operations() -> None:
     read = TransactionResult.of(checked(EVERY_OPERATION, {**HEADER, "succeeded": True, "responses": ANSWERED}))
     assert (read.succeeded, read.revision, len(read.answers)) == (True, 9, 4)
-    second_range = read.found(1)
+    second_range = read.range_result(1)
     assert (second_range.count, second_range.first) == (2, KeyValue("/a", b"", 0, 0, 0))
     assert read.deleted(2) == 1
     inner = read.inner(3)
     assert (inner.succeeded, inner.revision) == (True, 9)
-    assert (inner.found(0).count, inner.found(0).first) == (0, None)
+    assert (inner.range_result(0).count, inner.range_result(0).first) == (0, None)
     none = TransactionResult.of({**HEADER, "responses": [{"response_delete_range": {}}, {"response_range": {}}]})
-    assert (none.deleted(0), none.found(1).items) == (0, ())
+    assert (none.deleted(0), none.range_result(1).items) == (0, ())
     failed = TransactionResult.of(checked(EVERY_OPERATION, {**HEADER, "responses": [{"response_range": {"count": 1}}]}))
-    assert (failed.succeeded, failed.found(0).count) == (False, 1)
+    assert (failed.succeeded, failed.range_result(0).count) == (False, 1)
 
 
 @pytest.mark.parametrize(

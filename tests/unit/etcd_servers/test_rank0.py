@@ -262,7 +262,7 @@ class TestServe:
         with pytest.raises(EtcdError, match=f"{first.client_port}: another process uses the port"):
             serve_etcd(own_client, ListenAddress("127.0.0.1", first.client_port), tokens[1])
         assert set(own_client.directory.glob("etcd-*")) == files
-        assert first.why_dead() is None
+        assert first.death_reason() is None
 
     def test_an_address_of_another_host_is_refused(self, own_client: SupervisorClient) -> None:
         with pytest.raises(EtcdError) as caught:

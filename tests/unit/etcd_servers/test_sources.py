@@ -70,7 +70,7 @@ def no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 class TestEmbedded:
     def test_start_use_and_stop(self, own_client: SupervisorClient) -> None:
         server = EmbeddedServer.start(own_client)
-        assert server.why_dead() is None
+        assert server.death_reason() is None
         assert server.describe() == f"embedded etcd {server.version}, pid {server.pid}, at {server.endpoint}"
         assert not server.endpoint.endswith("/")
         with server.client() as client:
@@ -88,7 +88,7 @@ class TestEmbedded:
         with server.client() as client:
             client.put("/x", b"1")
             server.kill()
-            assert "ended by SIGKILL" in str(server.why_dead())
+            assert "ended by SIGKILL" in str(server.death_reason())
             with pytest.raises(EtcdError, match="connection refused"):
                 client.get("/x")
             server.restart()
@@ -100,8 +100,8 @@ class TestEmbedded:
     def test_a_crash_is_reported_with_its_log(self, own_client: SupervisorClient) -> None:
         server = EmbeddedServer.start(own_client)
         os.kill(server.pid, signal.SIGABRT)
-        wait_until(lambda: server.why_dead() is not None, 60, "it has died")
-        reason = server.why_dead() or ""
+        wait_until(lambda: server.death_reason() is not None, 60, "it has died")
+        reason = server.death_reason() or ""
         assert f"pid {server.pid}, at {server.endpoint}, ended with exit code 2\n" in reason
         assert "its log, from its crash on:\nSIGABRT: abort\n" in reason
         assert len(reason.splitlines()) < 20
@@ -112,7 +112,7 @@ class TestEmbedded:
         for name, value in (("ETCD_NAME", "other"), ("ETCD_DATA_DIR", "/nowhere"), ("ETCD_INITIAL_CLUSTER", "junk")):
             monkeypatch.setenv(name, value)
         server = EmbeddedServer.start(supervisor())
-        assert server.why_dead() is None
+        assert server.death_reason() is None
         server.discard()
         close_supervisor()
 
@@ -127,7 +127,7 @@ class TestEmbedded:
             monkeypatch.setattr(embedded, "free_ports", lambda count: choices.pop() if choices else really(count))
             server = EmbeddedServer.start(own_client)
         assert not choices
-        assert server.why_dead() is None
+        assert server.death_reason() is None
         server.discard()
 
     @pytest.mark.usefixtures("no_binary")
@@ -178,8 +178,8 @@ class TestExternal:
             assert server.endpoint == etcd.url
             server.stop()
             server.discard()
-            assert server.why_dead() is None
-        assert "connection refused" in str(server.why_dead())
+            assert server.death_reason() is None
+        assert "connection refused" in str(server.death_reason())
 
     def test_a_list_and_credentials(self) -> None:
         server = ExternalServer.of(settings(etcd="http://me:secret@h:1,https://[::1]:2", etcd_user="a:b:c"))
@@ -201,21 +201,21 @@ class TestExternal:
 class TestContainer:
     def test_start_use_and_stop(self, own_client: SupervisorClient) -> None:
         server = ContainerServer.start(engine_image(), own_client)
-        assert server.why_dead() is None
+        assert server.death_reason() is None
         assert server.endpoint.startswith("http://127.0.0.1:")
         assert server.container.id[:12] in server.describe()
         with server.client() as client:
             client.put("/x", b"1")
             server.kill()
-            assert "exited with exit code 137" in str(server.why_dead())
-            assert "the last lines of its log:\n" in str(server.why_dead())
+            assert "exited with exit code 137" in str(server.death_reason())
+            assert "the last lines of its log:\n" in str(server.death_reason())
             server.restart()
             assert client.get("/x") == b"1"
             server.stop()
-            assert "exited with exit code" in str(server.why_dead())
+            assert "exited with exit code" in str(server.death_reason())
         server.discard()
         assert server.name not in container_names()
-        assert "was removed by somebody else" in str(server.why_dead())
+        assert "was removed by somebody else" in str(server.death_reason())
         server.discard()
 
     def test_settings_of_testcontainers_are_restored(self, own_client: SupervisorClient) -> None:
@@ -372,7 +372,7 @@ class TestSession:
         second = session.server()
         assert second is not first
         session.close()
-        assert second.why_dead() is not None
+        assert second.death_reason() is not None
 
     def test_a_stopped_server_is_replaced_if_that_is_asked_for(self) -> None:
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
@@ -380,7 +380,7 @@ class TestSession:
         session.check(stopped=True)
         assert isinstance(first, EmbeddedServer)
         os.kill(first.pid, signal.SIGSTOP)
-        wait_until(lambda: first.why_silent() is not None, 60, "it has stopped")
+        wait_until(lambda: first.silence_reason() is not None, 60, "it has stopped")
         try:
             session.check()  # a debugger stops it for a moment, too
             assert session.server() is first
@@ -403,7 +403,7 @@ class TestSession:
         os.kill(own_supervisor.pid, signal.SIGKILL)
         with pytest.raises(SupervisorError):
             session.server()
-        assert session.server().why_dead() is None
+        assert session.server().death_reason() is None
         session.close()
         wait_until(
             lambda: not mentioning(str(own_supervisor.directory)), 60, "the first etcd has died with its supervisor"

@@ -48,7 +48,7 @@ def test_code_of_a_real_plugin_is_found() -> None:
     assert {90, 100} <= set(code.cubins)
     assert code.runs_on(90)
     assert not code.runs_on(80)
-    assert "9.0, 10.0" in code.words
+    assert "9.0, 10.0" in code.text
 
 
 def test_library_without_cuda_code_has_none() -> None:
@@ -120,6 +120,6 @@ def test_capability_of_a_model(name: str, number: int | None) -> None:
 
 
 def test_words_name_machine_code_and_ptx() -> None:
-    assert DeviceCode("a", (90, 103), (90,)).words == "9.0, 10.3 and PTX of 9.0"
-    assert DeviceCode("a", (), (120,)).words == "PTX of 12.0"
+    assert DeviceCode("a", (90, 103), (90,)).text == "9.0, 10.3 and PTX of 9.0"
+    assert DeviceCode("a", (), (120,)).text == "PTX of 12.0"
     assert dotted(75) == "7.5"

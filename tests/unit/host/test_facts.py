@@ -29,8 +29,8 @@ from pytest_nixl.core.redaction import hider, is_secret
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.rdma import read_rdma
-from pytest_nixl.host.recorded_tree import ASKED, Fact, FactsRoot
-from pytest_nixl.host.software import library, unused_variables, words_of_ucx
+from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
+from pytest_nixl.host.software import library, ucx_warnings, unused_variables
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import close_supervisor
@@ -99,7 +99,7 @@ def test_recorded_tree_contains_only_files_that_facts_need(tmp_path: Path) -> No
     close_supervisor()
     live.write(tmp_path / "tree", hider({}))
     places = {path.name for path in (tmp_path / "tree").iterdir()}
-    assert places <= {"etc", "proc", "sys", "opt", "dev", "run", "var", "usr", ASKED, ".dockerenv"}
+    assert places <= {"etc", "proc", "sys", "opt", "dev", "run", "var", "usr", ANSWERS_FOLDER, ".dockerenv"}
     assert {path.name for path in (tmp_path / "tree" / "etc").iterdir()} <= {"os-release", "resolv.conf"}
 
 
@@ -110,11 +110,11 @@ def test_hand_written_trees_have_the_form_of_a_recorded_tree(tmp_path: Path, hea
     close_supervisor()
     live.write(tmp_path / "tree", hider({}))
     ours, theirs = (
-        {path.name for path in (folder / ASKED).iterdir()} for folder in (healthy.folder, tmp_path / "tree")
+        {path.name for path in (folder / ANSWERS_FOLDER).iterdir()} for folder in (healthy.folder, tmp_path / "tree")
     )
     assert ours == theirs
-    answers = {name: json.loads((healthy.folder / ASKED / name).read_text()) for name in ours}
-    recorded_answers = {name: json.loads((tmp_path / "tree" / ASKED / name).read_text()) for name in ours}
+    answers = {name: json.loads((healthy.folder / ANSWERS_FOLDER / name).read_text()) for name in ours}
+    recorded_answers = {name: json.loads((tmp_path / "tree" / ANSWERS_FOLDER / name).read_text()) for name in ours}
     assert set(answers["nixl.json"]) == set(recorded_answers["nixl.json"])
     assert set(answers["nixl.json"]["backends"]["UCX"]) == set(recorded_answers["nixl.json"]["backends"]["UCX"])
     assert set(answers["image.json"]) == set(recorded_answers["image.json"])
@@ -241,7 +241,7 @@ def test_links_out_of_a_recorded_tree_are_not_followed(tmp_path: Path) -> None:
 
 def test_links_of_folders_loops_and_answers_out_of_a_recorded_tree_are_not_followed(tmp_path: Path) -> None:
     outside, tree = tmp_path / "outside", tmp_path / "tree"
-    for folder in (outside, tree / "etc", tree / ASKED):
+    for folder in (outside, tree / "etc", tree / ANSWERS_FOLDER):
         folder.mkdir(parents=True)
     for name in ("secret", "nixl.json"):
         (outside / name).write_text("7")
@@ -251,8 +251,8 @@ def test_links_of_folders_loops_and_answers_out_of_a_recorded_tree_are_not_follo
     (tree / "etc" / "os-release").symlink_to("loop/../secret")
     (tree / "etc" / "out").symlink_to(outside)
     (tree / "etc" / "folder").symlink_to("loop/../out")
-    (tree / ASKED / "nixl.json").symlink_to(outside / "nixl.json")
-    (tree / ASKED / "ucx.json").symlink_to("ucx.json")
+    (tree / ANSWERS_FOLDER / "nixl.json").symlink_to(outside / "nixl.json")
+    (tree / ANSWERS_FOLDER / "ucx.json").symlink_to("ucx.json")
     root = FactsRoot(tree)
     for path in ("/sys/secret", "/sys/secret", "/etc/os-release", "/etc/folder/secret"):
         assert root.read(path) is None
@@ -292,7 +292,7 @@ def test_warning_of_ucx_about_unused_variables_is_parsed() -> None:
     assert unused_variables(log) == {"UCX_A": "", "UCX_TLSS": "UCX_TLS"}
     said = (" WARN  it is slow", " ERROR no device  ", " WARN  it is slow", " INFO  well")
     log += "".join(f"[1.5] [vm:3 :0]  ib.c:25 UCX {words}\n" for words in said)
-    assert words_of_ucx(log) == ["it is slow", "no device"]
+    assert ucx_warnings(log) == ["it is slow", "no device"]
 
 
 # Ranks.
@@ -539,7 +539,7 @@ def test_no_secret_is_in_a_recorded_tree(tmp_path: Path) -> None:
     assert [hit for path in files for hit in found_in(path.read_text())] == []
     assert [path for path in files if "Sw0rdfish" in str(path)] == []
     # The names of the variables and the host of etcd are kept.
-    environment = json.loads((tmp_path / "tree" / ASKED / "environment.json").read_text())
+    environment = json.loads((tmp_path / "tree" / ANSWERS_FOLDER / "environment.json").read_text())
     assert environment["steering"]["ETCDCTL_PASSWORD"] == "***"
     assert environment["steering"]["NIXL_ETCD_ENDPOINTS"] == "http://***@127.0.0.1:1"
 

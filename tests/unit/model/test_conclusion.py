@@ -17,7 +17,7 @@ from pytest_nixl.model.conclusion import (
     interrupted_before,
     next_step,
     summary_line,
-    told,
+    verdict_fields,
     without_results,
 )
 from pytest_nixl.model.figure import Figure
@@ -37,7 +37,7 @@ def of(verdict: Verdict, *figures: Figure) -> Result:
 
 
 def test_every_figure_has_its_bounds_and_its_verdict() -> None:
-    figures = told([of(Verdict.FAIL, CREATION, SIZE), of(Verdict.PASS, RATE)], gate=True)["figures"]
+    figures = verdict_fields([of(Verdict.FAIL, CREATION, SIZE), of(Verdict.PASS, RATE)], gate=True)["figures"]
     assert figures == [
         {"check": "a-check", "name": "agent-creation", "labels": {"backend": "UCX"}, "value": 0.04, "unit": "s",
          "at_most": None, "at_least": None, "verdict": "PASS"},
@@ -56,15 +56,15 @@ def test_a_figure_is_within_its_bounds_up_to_and_with_them() -> None:
 def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
     long = Result("x", "x", Verdict.FAIL, "w" * 4096, "m" * 4096)
     many = [of(Verdict.PASS, *[RATE] * (MOST_FIGURES + 1)), of(Verdict.PASS, Figure("x", float("nan"), "s")), long]
-    document = json.loads(json.dumps(told(many, gate=False)))
+    document = json.loads(json.dumps(verdict_fields(many, gate=False)))
     assert len(document["figures"]) == MOST_FIGURES
     assert [len(document["failing"][0][name]) for name in ("reason", "remedy")] == [2000, 2000]
-    check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "told": document})
-    check(REQUESTS["end"][0], {"code": 4, "verdict": "", "refusal": "no", "told": without_results("REFUSED")})
+    check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "verdict_fields": document})
+    check(REQUESTS["end"][0], {"code": 4, "verdict": "", "refusal": "no", "verdict_fields": without_results("REFUSED")})
 
 
 def test_a_run_without_figures_has_an_empty_list() -> None:
-    assert told([Result("x", "x", Verdict.PASS)], gate=False)["figures"] == []
+    assert verdict_fields([Result("x", "x", Verdict.PASS)], gate=False)["figures"] == []
     assert without_results("INTERRUPTED")["figures"] == []
 
 
@@ -86,12 +86,12 @@ def test_a_run_without_figures_has_an_empty_list() -> None:
 )
 def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted: str, advice: str) -> None:
     results = [Result("x", "x", verdict, "why") for verdict in verdicts]
-    assert next_step(told(results, gate=True, interrupted=interrupted)) == advice
+    assert next_step(verdict_fields(results, gate=True, interrupted=interrupted)) == advice
 
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_each_result_fails_warns_or_does_neither(gate: bool) -> None:
-    found = told([Result(str(verdict), "x", verdict) for verdict in Verdict], gate=gate)
+    found = verdict_fields([Result(str(verdict), "x", verdict) for verdict in Verdict], gate=gate)
     outcomes = {str(verdict): outcome(verdict, gate=gate) for verdict in Verdict}
     assert [failure["check"] for failure in found["failing"]] == [
         name for name, worst in outcomes.items() if worst is Outcome.FAIL
@@ -132,7 +132,7 @@ BESIDE = "a test failed that is not a NIXL check (exit code 1)"
 def test_what_fails_a_run_after_its_checks_changes_its_verdict(
     verdict: Verdict, beside: str, reason: str | None, lost: str, step: str
 ) -> None:
-    before = told([Result("x", "x", verdict, "why")], gate=False)
+    before = verdict_fields([Result("x", "x", verdict, "why")], gate=False)
     failed = failed_beside(before, 1)
     assert (failed["verdict"], next_step(failed)) == (beside, step)
     assert [failure["reason"] for failure in failed["failing"]] == ([reason] if reason else [])
@@ -160,7 +160,7 @@ def test_the_gate_counts_the_rows_that_passed_without_a_floor_and_its_verdict_st
     line = summary_line([floor, none, none], gate=True)
     assert line.text == "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"
     assert line.outcome is summary_line([floor], gate=True).outcome
-    assert next_step(told([floor, none], gate=True)) == "accept"
+    assert next_step(verdict_fields([floor, none], gate=True)) == "accept"
 
 
 def test_only_rows_of_whole_blocks_that_passed_in_the_gate_are_counted_without_a_floor() -> None:

@@ -58,7 +58,7 @@ def test_the_model_agrees_with_the_recordings(entry: Entry) -> None:
     filled = entry.at(PORT, DEAD)
     explanation = explain(filled.text, _recorded_resolver)
     assert explanation.predict(_answered) is entry.nixl
-    assert entry.says in explanation.nixl.why
+    assert entry.says in explanation.nixl.reason
     assert explanation.rewrite == filled.rewrite
 
 
@@ -128,7 +128,7 @@ TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=12).map("".join))
 def test_no_text_raises_or_hangs(text: str) -> None:
     for resolver in (resolve_numeric, suppose):
         explanation = explain(text, resolver)
-        assert explanation.nixl.why
+        assert explanation.nixl.reason
         assert explanation.nixl.works == bool(explanation.nixl.contacts)
         assert set(explanation.findings) <= set(FINDINGS)
         assert explanation.text.isprintable()
@@ -163,7 +163,7 @@ def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
 def test_no_password_is_shown_with_any_character(password: str, scheme: str) -> None:
     text = f"{scheme}USER:{password}SECRET@127.0.0.1:2379"
     explanation = explain(text, suppose)
-    message = repr((explanation.nixl.why, explanation.nixl.notes))
+    message = repr((explanation.nixl.reason, explanation.nixl.notes))
     assert "USER" not in message + explanation.text + explanation.remedy
     assert "SECRET" not in message + explanation.text + explanation.remedy
 
@@ -224,10 +224,10 @@ def test_an_invalid_port_is_named_and_not_replaced() -> None:
 
 def test_a_hundred_members_are_summarized() -> None:
     same, different = (",".join(f"http://127.0.0.1:{2379 + step * number}" for number in range(100)) for step in (0, 1))
-    assert explain(same).nixl.why == "it contacts 127.0.0.1:2379"
+    assert explain(same).nixl.reason == "it contacts 127.0.0.1:2379"
     reading = explain(different).nixl
     assert len(reading.contacts) == 100
-    assert reading.why.endswith("127.0.0.1:2386 and 92 more")
+    assert reading.reason.endswith("127.0.0.1:2386 and 92 more")
     dropped = ",".join(["http://127.0.0.1:1", *(f"http://127.0.0.1:{number}/" for number in range(100))])
     notes = explain(dropped).nixl.notes
     assert len(notes) < 12

@@ -20,8 +20,8 @@ from pytest_nixl.nixl.backends.libfabric import BACKEND, PLUGIN, check_released,
 from pytest_nixl.nixl.backends.libraries import (
     LIBRARIES,
     Finder,
-    FoundLibrary,
     LibraryError,
+    RequiredLibrary,
     find_plugin,
     needed,
 )
@@ -63,7 +63,7 @@ def test_loader_is_searched_before_known_folders_and_packages(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("missing", LIBRARIES, ids=lambda library: library.usual)
-def test_missing_library_is_reported_with_searched_places_and_three_remedies(missing: FoundLibrary) -> None:
+def test_missing_library_is_reported_with_searched_places_and_three_remedies(missing: RequiredLibrary) -> None:
     with pytest.raises(LibraryError) as caught:
         finder(Path("/opt/fabric"), LD_LIBRARY_PATH="/some/lib").candidates(missing, missing.usual)
     reason, remedy = caught.value.reason, caught.value.remedy

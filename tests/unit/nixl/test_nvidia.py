@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.nixl.worker.devices import FoundDevices, nvidia
-from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, why_not
+from pytest_nixl.nixl.worker.devices import WorkerGpu, nvidia
+from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, driver_fault
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_every_reason_for_no_gpu_has_its_own_message(
     code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    sentence, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
+    sentence, remedy = driver_fault(code, fault, node_exists=node_exists, environ=environ)
     assert sentence.startswith(reason)
     assert "\n" not in sentence
     assert remedy
@@ -108,7 +108,7 @@ def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, bl
         return (0,)
 
     driver = SimpleNamespace(cuLaunchKernel=launch, cuCtxSynchronize=lambda: (0,))
-    DriverDevice(driver, FoundDevices(0, "", "10" * 16, "0000:1a:00.0"))._launch("nixl_fill", 4096, size, 8192, 0, 0)
+    DriverDevice(driver, WorkerGpu(0, "", "10" * 16, "0000:1a:00.0"))._launch("nixl_fill", 4096, size, 8192, 0, 0)
     [(function, *shape, arguments, extra)] = launched
     assert (function, shape, extra) == ("nixl_fill", [blocks, 1, 1, 256, 1, 1, 0, 0], 0)
     assert arguments[0] == (4096, size, 8192, 0, 0)

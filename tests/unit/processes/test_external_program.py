@@ -61,7 +61,7 @@ def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
         Tool(LocalHost(supervisor(), 0), "ucx_perftest", 60) as client_tool,
         Tool(LocalHost(supervisor(), 1), "ucx_perftest", 60) as server_tool,
     ):
-        assert client_tool.found
+        assert client_tool.is_installed
         assert os.path.basename(client_tool.path) == "ucx_perftest"
         if Path(client_tool.path).read_bytes()[:4] == b"\x7fELF":  # a wrapper script does not tell its version
             assert client_tool.versions["ucx"].count(".") == 2
@@ -71,7 +71,7 @@ def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
             assert server.wait_for("Waiting for connection", 60), server.output()
             options = ["127.0.0.1", "-p", port, "-t", "ucp_put_bw", "-s", "4096", "-n", "100", "-w", "10", "-f"]
             with client_tool.start(options, {"UCX_TLS": "tcp"}) as client:
-                output = client.said(60)
+                output = client.final_output(60)
                 assert "bandwidth (MB/s)" in output
                 assert client.poll() == 0
                 assert client.output() == output
@@ -167,7 +167,7 @@ def test_a_late_reader_gets_the_end_of_the_output() -> None:
 def test_a_missing_program_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with Tool(LocalHost(supervisor()), "ucx_perftest", 60) as tool:
-        assert not tool.found
+        assert not tool.is_installed
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ was not found") as caught:
             tool.start([])
         assert "--nixl-raw-tools-dir=DIR" in caught.value.remedy
@@ -185,7 +185,7 @@ def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(
     for name in ("LD_PRELOAD", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "FI_PROVIDER_PATH", variable("nixlbench")):
         with pytest.raises(ToolError, match=f"the variable {name} .* nixlbench"):
             tool.start([], {name: "/tmp/evil"})
-    assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).said(60) == "TLS=tcp devices=\n"
+    assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).final_output(60) == "TLS=tcp devices=\n"
 
 
 def test_a_peer_runs_its_own_copy_of_the_program(

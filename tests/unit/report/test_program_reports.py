@@ -23,7 +23,7 @@ from pytest_nixl.report.files import write
 from pytest_nixl.report.junit import add_run_cases
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.completeness import completeness_of
-from pytest_nixl.session.found import Found
+from pytest_nixl.session.live_record import LiveRecord
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.session.run import Run
 from pytest_nixl.store.record_reader import parse_recorded
@@ -100,7 +100,7 @@ def test_each_failure_of_no_failed_test_is_a_whole_case_of_its_own(tmp_path: Pat
     plugins = SimpleNamespace(get_plugins=lambda: [writer], get_plugin=lambda _: None)
     run = SimpleNamespace(
         config=SimpleNamespace(stash=pytest.Stash(), pluginmanager=plugins), settings=SimpleNamespace(gate=True),
-        found=Found(results=results, interrupted="INTERRUPTED after 1 of 2 checks: Ctrl-C"),
+        found=LiveRecord(results=results, interrupted="INTERRUPTED after 1 of 2 checks: Ctrl-C"),
     )  # fmt: skip
     completeness_of(cast(Run, run)).failed.add("t.py::fails")
     writer.pytest_sessionstart()

@@ -532,7 +532,7 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
         (int(pair[0]), int(pair[2]))[:: 1 if op == "WRITE" else -1]: (f"{rate:g}", rate == 1.0, "eth0")
         for pair, rate in rates.items()
     }
-    assert card.words == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
+    assert card.summary == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
 
 
 @pytest.mark.parametrize("value", [1.0, 1.01, 2.0, 2.3, 2.6, 4.9, 5.1, 9.9, 0.03, 7e9])

@@ -57,7 +57,7 @@ def result(check: str, verdict: Verdict, *, remedy: str = "") -> Result:
     return Result(check, f"t.py::{check}", verdict, f"the reason of {check}", remedy)
 
 
-def test_what_is_wrong_comes_first_and_the_gravest_before_the_rest() -> None:
+def test_what_is_wrong_comes_first_and_the_most_severe_before_the_rest() -> None:
     results = [
         result("fine", Verdict.PASS),
         result("odd", Verdict.WARN),

@@ -13,8 +13,8 @@ import pytest
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.completeness import Completeness, refuse_exit_code_0
-from pytest_nixl.session.found import Found
 from pytest_nixl.session.levels import LevelSelection
+from pytest_nixl.session.live_record import LiveRecord
 from pytest_nixl.session.run import Run
 
 CODE = pytest.ExitCode
@@ -41,7 +41,7 @@ def counting(session: Any, *results: Result, lost: str = "", left_out: Sequence[
     """Return what counts the tests of a session that has begun to run them."""
     ranks = SimpleNamespace(faults=[SimpleNamespace(reason=lost)]) if lost else None
     run = SimpleNamespace(
-        config=SimpleNamespace(stash={}), found=Found(results=results), rank_session=ranks, serves=False,
+        config=SimpleNamespace(stash={}), found=LiveRecord(results=results), rank_session=ranks, serves=False,
         configured=False, collected=SimpleNamespace(used=False),
     )  # fmt: skip
     worker = SimpleNamespace(workeroutput={"nixl_left_out": dict.fromkeys(left_out, "extended")})

@@ -14,7 +14,7 @@ from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session import check_result
-from pytest_nixl.session.found import Found
+from pytest_nixl.session.live_record import LiveRecord
 
 SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
 
@@ -24,11 +24,11 @@ def result(nodeid: str, verdict: Verdict = Verdict.PASS) -> Result:
 
 
 @pytest.fixture
-def found() -> Found:
-    return Found()
+def found() -> LiveRecord:
+    return LiveRecord()
 
 
-def test_the_result_of_a_teardown_replaces_that_of_the_call(found: Found) -> None:
+def test_the_result_of_a_teardown_replaces_that_of_the_call(found: LiveRecord) -> None:
     for outcome in (result("a"), result("b"), result("a", Verdict.ERROR)):
         found.add_result(outcome)
     assert [(outcome.nodeid, outcome.verdict) for outcome in found.results] == [
@@ -37,7 +37,7 @@ def test_the_result_of_a_teardown_replaces_that_of_the_call(found: Found) -> Non
     ]
 
 
-def test_results_of_no_test_do_not_replace_each_other(found: Found) -> None:
+def test_results_of_no_test_do_not_replace_each_other(found: LiveRecord) -> None:
     missing = Result("nixl-loads", "", Verdict.MISSING)
     found.add_run_results([missing, missing])
     found.add_result(result("a"))
@@ -45,7 +45,7 @@ def test_results_of_no_test_do_not_replace_each_other(found: Found) -> None:
 
 
 def test_each_text_is_added_without_its_secrets() -> None:
-    found = Found(hide=lambda text: text.replace("hunter2", "***"))
+    found = LiveRecord(hide=lambda text: text.replace("hunter2", "***"))
     secret = Result("x", "a", Verdict.FAIL, "it is hunter2", "set hunter2", ROW, repeat="pytest --password hunter2")
     found.add_result(secret)
     found.add_run_results([replace(secret, nodeid="")])
@@ -57,7 +57,7 @@ def test_each_text_is_added_without_its_secrets() -> None:
     assert found.details == {"note_detail ***"} < set(found.notes)
 
 
-def test_what_a_test_measured_is_kept_together_until_it_is_judged(found: Found) -> None:
+def test_what_a_test_measured_is_kept_together_until_it_is_judged(found: LiveRecord) -> None:
     figures = [Figure(name, 1.0, "s") for name in ("one", "two", "three")]
     ratios = (RawRatio(ROW, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9)),)
     found.add_figures("a", (figures[0], figures[1]))
@@ -68,20 +68,20 @@ def test_what_a_test_measured_is_kept_together_until_it_is_judged(found: Found) 
     assert found.begun("b") == Result("", "b", Verdict.UNKNOWN)
 
 
-def test_an_explanation_follows_the_reason_of_its_row_only(found: Found) -> None:
+def test_an_explanation_follows_the_reason_of_its_row_only(found: LiveRecord) -> None:
     other = replace(result("b"), row=replace(ROW, block=4096))
     found.add_run_results([result("a"), other, Result("nixl-loads", "c", Verdict.PASS)])
     found.explain(replace(ROW), "NIXL is slow")
     assert [outcome.reason for outcome in found.results] == ["a reason; NIXL is slow", "a reason", ""]
 
 
-def test_a_note_is_not_repeated(found: Found) -> None:
+def test_a_note_is_not_repeated(found: LiveRecord) -> None:
     found.note("one", "two")
     found.note("two", "three")
     assert found.notes == ("one", "two", "three")
 
 
-def test_the_first_interruption_stays(found: Found) -> None:
+def test_the_first_interruption_stays(found: LiveRecord) -> None:
     found.interrupt("")
     assert found.interrupted == ""
     found.interrupt("INTERRUPTED after 1 of 2 checks: Ctrl-C")

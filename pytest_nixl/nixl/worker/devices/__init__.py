@@ -19,7 +19,7 @@ _FILES = ("nvidia",)
 
 
 @dataclass(frozen=True)
-class FoundDevices:
+class WorkerGpu:
     """A GPU that this process sees.
 
     :param number: its number in this process.
@@ -83,7 +83,7 @@ class Vendor(Protocol):
     def name(self) -> str:
         """The library and its version, such as ``cuda-bindings 13.5.0``."""
 
-    def devices(self) -> list[FoundDevices]:
+    def devices(self) -> list[WorkerGpu]:
         """Return the GPUs that this process sees, by number."""
 
     def device(self, number: int) -> Device:

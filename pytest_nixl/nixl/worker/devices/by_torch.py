@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pytest_nixl.core.errors import GpuMemoryError
-from pytest_nixl.nixl.worker.devices import Device, FoundDevices, WrongBytes, shortest
+from pytest_nixl.nixl.worker.devices import Device, WorkerGpu, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import TILE, key, tile
 
 
@@ -20,7 +20,7 @@ class Torch:
         self.name = f"torch {torch.__version__}"
         self._devices: dict[int, TorchDevice] = {}
 
-    def devices(self) -> list[FoundDevices]:
+    def devices(self) -> list[WorkerGpu]:
         """Return the GPUs that torch sees."""
         devices = []
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -32,7 +32,7 @@ class Torch:
                 if hasattr(of, "pci_bus_id")
                 else ""
             )
-            devices.append(FoundDevices(number, of.name, uuid, pci))
+            devices.append(WorkerGpu(number, of.name, uuid, pci))
         return devices
 
     def device(self, number: int) -> Device:

@@ -23,7 +23,7 @@ import numpy as np
 from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
 from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.gpu_errors import CUDA_ERRORS, OTHER_REMEDY
-from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes, shortest
+from pytest_nixl.nixl.worker.devices import Device, Vendor, WorkerGpu, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import TILE, tile
 
 #: Device nodes of the driver on Linux and on Windows Subsystem for Linux.
@@ -54,7 +54,7 @@ def find() -> Vendor:
     except Exception as error:  # without libcuda, the class of the error depends on the version of the bindings
         code, fault = None, str(error) or type(error).__name__
     if fault:
-        raise NotApplicableError(*why_not(code, fault, node_exists=node_exists, environ=os.environ))
+        raise NotApplicableError(*driver_fault(code, fault, node_exists=node_exists, environ=os.environ))
     return CudaDriver(driver)
 
 
@@ -93,7 +93,7 @@ _NO_DRIVER = (
 )
 
 
-def why_not(code: int | None, fault: str, *, node_exists: bool, environ: Mapping[str, str]) -> tuple[str, str]:
+def driver_fault(code: int | None, fault: str, *, node_exists: bool, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return why the CUDA driver cannot be used, and a remedy.
 
     :param code: the result of ``cuInit``; None if the driver's library is missing.
@@ -140,7 +140,7 @@ class CudaDriver:
                 continue
         return str(self._driver.__name__)
 
-    def devices(self) -> list[FoundDevices]:
+    def devices(self) -> list[WorkerGpu]:
         """Return the GPUs that CUDA sees."""
         return [self._describe(number) for number in range(call(self._driver, "cuDeviceGetCount"))]
 
@@ -155,13 +155,13 @@ class CudaDriver:
         attribute = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         return int(call(self._driver, "cuPointerGetAttribute", attribute, address))
 
-    def _describe(self, number: int) -> FoundDevices:
+    def _describe(self, number: int) -> WorkerGpu:
         handle = call(self._driver, "cuDeviceGet", number)
         name = call(self._driver, "cuDeviceGetName", 128, handle)
         # The second version returns the UUID of a MIG instance.
         uuid = "cuDeviceGetUuid_v2" if hasattr(self._driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         pci = call(self._driver, "cuDeviceGetPCIBusId", 64, handle)
-        return FoundDevices(
+        return WorkerGpu(
             number,
             name.split(b"\0")[0].decode(),
             bytes(call(self._driver, uuid, handle).bytes).hex(),
@@ -175,7 +175,7 @@ class DriverDevice:
     :param gpu: CUDA's number of it, which only this process uses, and the names by which the whole host knows it.
     """
 
-    def __init__(self, driver: Any, gpu: FoundDevices) -> None:
+    def __init__(self, driver: Any, gpu: WorkerGpu) -> None:
         self._driver = driver
         self._number = gpu.number
         self._name = f"GPU {gpu.number} ({gpu.pci}, GPU-{uuid.UUID(gpu.uuid)})"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Found:
+class LiveRecord:
     """What a run found so far. Its methods hide the secrets in each text that they add, and escape control characters.
 
     :param hide: hides the secrets in a text.
