@@ -179,7 +179,7 @@ _LIST = {
 
 #: The largest number of names or ranks, and of conflicts, that one sentence lists.
 _NAMED, _MOST_CONFLICTS = 8, 4
-_CLAIMANT = {"host": HOST, "pid": PID, "size": SIZE, "wanted?": OneOf((None, Number(0, 1_000_000, whole=True)))}
+_CLAIMANT = {"host": HOST, "pid": PID, "size": SIZE, "requested_rank?": OneOf((None, Number(0, 1_000_000, whole=True)))}
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Candidate:
     def value(self) -> bytes:
         """The value of its key in etcd."""
         return json.dumps(
-            {"host": self.host, "pid": self.pid, "size": self.size, "wanted": self.requested_rank}
+            {"host": self.host, "pid": self.pid, "size": self.size, "requested_rank": self.requested_rank}
         ).encode()
 
     def __str__(self) -> str:

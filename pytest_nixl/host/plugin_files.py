@@ -119,8 +119,8 @@ class PluginFile:
     def words(self) -> str:
         """Why it cannot be loaded, in one line: what it lacks itself, and what other libraries lack."""
         direct = f"which {os.path.basename(self.path)} needs, was not found"
-        direct_sonames = [lack.soname for lack in self.missing if direct in lack.sentence]
-        indirect = [lack.sentence for lack in self.missing if direct not in lack.sentence]
+        direct_sonames = [lack.soname for lack in self.missing if direct in lack.words]
+        indirect = [lack.words for lack in self.missing if direct not in lack.words]
         return "; ".join(([f"lacks {', '.join(direct_sonames)}"] if direct_sonames else []) + indirect) or self.error
 
 

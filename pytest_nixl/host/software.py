@@ -61,12 +61,12 @@ class Lacking:
     """A library, or symbol versions of one, that a plugin needs and that are missing.
 
     :param versions: the missing symbol versions; empty if the library itself is missing.
-    :param sentence: the same as a sentence.
+    :param words: the same as a sentence.
     """
 
     soname: str
     versions: tuple[str, ...]
-    sentence: str
+    words: str
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ NOT_IN_THE_WHEEL = {
     "Adjusting num_iter to … to allow equal distribution",
     "QP … wqe[…]: SEND",
     "RTLD_DEEPBIND requested for",
+    "XAmzContentSHA256Mismatch",  # a store's
     "no active messages transport to …: Unsupported operation",
     "(state=…): send(…) failed",
     "Caught signal 11 (Segmentation fault",

@@ -239,7 +239,7 @@ def test_only_a_row_of_whole_blocks_is_a_requested_row(
     [row] = requested_rows(settings, cast(Any, placement))
     results = [Result("x", "a", Verdict.PASS, row=replace(row, variant=variant), summary=recorded().rows[ROW])]
     run = SimpleNamespace(
-        config=SimpleNamespace(stash={}), found=SimpleNamespace(results=results, ended=""), settings=settings,
+        config=SimpleNamespace(stash={}), record=SimpleNamespace(results=results, ended=""), settings=settings,
         placement=placement, links=[], collected=SimpleNamespace(suites=frozenset({"bandwidth"})),
     )  # fmt: skip
     assert [result.reason.partition(",")[0] for result in missed(profile(), cast(Run, run))] == missing

@@ -111,7 +111,7 @@ def backend_loads(facts: Facts, expected: Requirements) -> Judgement:
 def _not_created(backend: BackendFacts, facts: Facts, expected: Requirements) -> Judgement:
     """Return why a backend cannot be created, and the remedy of what knows the cause."""
     log, follows = "\n".join(backend.said), ""
-    missing = f" ({named(lack.sentence for lack in backend.missing)})" if backend.missing else ""
+    missing = f" ({named(lack.words for lack in backend.missing)})" if backend.missing else ""
     log_clause = f"; UCX says: {'; '.join(backend.said[:4])}" if backend.said else ""
     no_plugin = "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or unset it"
     remedy = backend.remedy or (READ_LOG if backend.plugin else no_plugin)
@@ -192,7 +192,7 @@ def plugin_libraries(facts: Facts, expected: Requirements) -> Judgement:
             )
         if any(lack.soname in OF_THE_DRIVER for lack in lacking):
             remedy += "; libcuda.so.1 comes with the host's driver (docker run --gpus all, the NVIDIA device plugin)"
-        return failed(named((lack.sentence for lack in lacking), 6), _remedy_of(expected.backends, facts) or remedy)
+        return failed(named((lack.words for lack in lacking), 6), _remedy_of(expected.backends, facts) or remedy)
     return passed(f"the plugins of {named(expected.backends)} find all libraries that they need")
 
 

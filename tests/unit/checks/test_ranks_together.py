@@ -63,7 +63,7 @@ def judged(links: Links, *failed: tuple[int, int], ranks: int = 4, passed: tuple
     ]
     names = [f"rank {rank} on node-{rank}" for rank in range(ranks)]
     return judge_culprit(
-        cast(Run, SimpleNamespace(found=SimpleNamespace(results=results))),
+        cast(Run, SimpleNamespace(record=SimpleNamespace(results=results))),
         cast(Cluster, SimpleNamespace(several=ranks > 1, ranks=ranks, names=names)),
         cast(Launches, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
     )  # fmt: skip
@@ -141,7 +141,7 @@ def judged_ring(
     ]  # fmt: skip
     names = [f"rank {rank} on node-{rank}" for rank in range(3)]
     return judge_culprit(
-        cast(Run, SimpleNamespace(found=SimpleNamespace(results=results))),
+        cast(Run, SimpleNamespace(record=SimpleNamespace(results=results))),
         cast(Cluster, SimpleNamespace(several=True, ranks=ranks, names=names)),
         cast(Launches, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
     )  # fmt: skip

@@ -57,7 +57,7 @@ TOKEN = "of this group"
 TTL, SECONDS = 20, 60
 ROOT = group_root(PREFIX, "forged", TOKEN)
 #: The value of a member as a rank writes it, but without a seal.
-FAKE = b'{"host": "stranger", "pid": 1, "size": 2, "wanted": 1}'
+FAKE = b'{"host": "stranger", "pid": 1, "size": 2, "requested_rank": 1}'
 
 
 @pytest.fixture(scope="module")
@@ -636,9 +636,12 @@ def test_a_registration_is_read_as_it_was_written(requested: int | None) -> None
     assert Candidate.of("/g/members/token", written.value) == written
 
 
-@pytest.mark.parametrize("changes", [{"wanted": 1_000_001}, {"wanted": -1}, {"wanted": 0.5}, {"size": 0}, {"host": ""}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"requested_rank": 1_000_001}, {"requested_rank": -1}, {"requested_rank": 0.5}, {"size": 0}, {"host": ""}],
+)
 def test_a_registration_beyond_its_limits_is_refused(changes: dict[str, Any]) -> None:
-    plain = {"host": "node-0", "pid": 1, "size": 2, "wanted": 1, **changes}
+    plain = {"host": "node-0", "pid": 1, "size": 2, "requested_rank": 1, **changes}
     with pytest.raises(MembershipError, match="'/g/members/t'"):
         Candidate.of("/g/members/t", json.dumps(plain).encode())
 

@@ -209,7 +209,7 @@ def driver() -> tuple[RankDriver, list[tuple[int, str]], list[str]]:
 
     def peer(rank: int) -> SimpleNamespace:
         return SimpleNamespace(
-            lost=lambda error: losses.append((rank, error.reason)),
+            mark_lost=lambda error: losses.append((rank, error.reason)),
             receive=lambda message: losses.append((rank, type(message).__name__)),
         )
 

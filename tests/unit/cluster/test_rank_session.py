@@ -263,7 +263,7 @@ def test_only_a_rank_that_loses_the_group_at_its_end_says_that_no_check_was_left
         return []
 
     rank = SimpleNamespace(faults=faults, finish=finish, ending=PASSED, drives=False)
-    run = SimpleNamespace(rank_session=rank, found=SimpleNamespace(interrupted="", interrupt=messages.append))
+    run = SimpleNamespace(rank_session=rank, record=SimpleNamespace(interrupted="", interrupt=messages.append))
     monkeypatch.setattr(cluster_hooks, "write_again", lambda *_: None)
     session = SimpleNamespace(exitstatus=0, config=None)
     assert cluster_hooks.leave_group(cast(Any, session), cast(Any, run)) == []

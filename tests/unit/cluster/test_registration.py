@@ -522,7 +522,7 @@ def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_t
     joining._deadline = 100.0 + remaining
     membership = joining._membership
     monkeypatch.setattr(
-        membership, "transact", lambda *_: SimpleNamespace(revision=9, found=lambda _: RangeResult(0, ()))
+        membership, "transact", lambda *_: SimpleNamespace(revision=9, range_result=lambda _: RangeResult(0, ()))
     )
     monkeypatch.setattr(
         membership.values, "read_members", lambda _: ([Candidate(*fields, 2) for fields in members], [])
@@ -581,7 +581,7 @@ def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_wh
     membership = registration()
     old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
     answers = [RangeResult(2, (old, new)), RangeResult(1, (member,))]
-    monkeypatch.setattr(membership, "retry", lambda *_: SimpleNamespace(revision=20, found=answers.__getitem__))
+    monkeypatch.setattr(membership, "retry", lambda *_: SimpleNamespace(revision=20, range_result=answers.__getitem__))
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
     again, missed = membership._read_anew(membership.client, watched, ["m/x", "m/gone"], 110.0)
     assert again == (Watched("r/", 21, prefix=True), Watched("m/", 21, prefix=True, deletions=True))

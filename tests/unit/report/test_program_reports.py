@@ -100,7 +100,7 @@ def test_each_failure_of_no_failed_test_is_a_whole_case_of_its_own(tmp_path: Pat
     plugins = SimpleNamespace(get_plugins=lambda: [writer], get_plugin=lambda _: None)
     run = SimpleNamespace(
         config=SimpleNamespace(stash=pytest.Stash(), pluginmanager=plugins), settings=SimpleNamespace(gate=True),
-        found=LiveRecord(results=results, interrupted="INTERRUPTED after 1 of 2 checks: Ctrl-C"),
+        record=LiveRecord(results=results, interrupted="INTERRUPTED after 1 of 2 checks: Ctrl-C"),
     )  # fmt: skip
     completeness_of(cast(Run, run)).failed.add("t.py::fails")
     writer.pytest_sessionstart()

@@ -41,7 +41,7 @@ def counting(session: Any, *results: Result, lost: str = "", left_out: Sequence[
     """Return what counts the tests of a session that has begun to run them."""
     ranks = SimpleNamespace(faults=[SimpleNamespace(reason=lost)]) if lost else None
     run = SimpleNamespace(
-        config=SimpleNamespace(stash={}), found=LiveRecord(results=results), rank_session=ranks, serves=False,
+        config=SimpleNamespace(stash={}), record=LiveRecord(results=results), rank_session=ranks, serves=False,
         configured=False, collected=SimpleNamespace(used=False),
     )  # fmt: skip
     worker = SimpleNamespace(workeroutput={"nixl_left_out": dict.fromkeys(left_out, "extended")})

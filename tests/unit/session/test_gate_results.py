@@ -46,7 +46,7 @@ def a_run(
     return cast(
         Run,
         SimpleNamespace(
-            config=config, found=run_results, settings=settings, placement=ALONE, links=links,
+            config=config, record=run_results, settings=settings, placement=ALONE, links=links,
             collected=SimpleNamespace(suites=frozenset(suites)),
         ),
     )  # fmt: skip
