@@ -6,12 +6,14 @@ from __future__ import annotations
 import bisect
 import re
 import shlex
-from collections import ChainMap
+from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import PurePosixPath
+
+from pytest_nixl.checks.connector.shell_functions import called_body, take_functions
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: A variable that a script sets, in whatever form, also on a line that is not understood: ``NAME=``, ``${NAME:=``, or
@@ -49,6 +51,8 @@ _MOST_EXPANDED = 1 << 12
 MOST_SCRIPT = 1 << 16
 #: The engines whose options are read.
 ENGINES = ("vLLM", "SGLang")
+#: The most calls of functions that are followed in one script.
+_MOST_CALLS = 32
 #: The most engines that are looked for in one script.
 _MOST_LAUNCHES = 32
 #: Python modules that start an engine, with the engine and whether Dynamo runs it. A module below one of them, such as
@@ -171,8 +175,11 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
     seen = dict(environment)
     found: list[Launch] = []
     unread = []
-    conditions = 0
-    for command in split_commands(text):
+    conditions = calls = 0
+    rest, functions = take_functions(text)
+    commands = deque(split_commands(rest))
+    while commands:
+        command = commands.popleft()
         conditions += {"if": 1, "case": 1, "fi": -1, "esac": -1}.get(command[0], 0)
         words = _without_keywords(command)
         own: dict[str, str] = {}
@@ -186,6 +193,11 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
             seen.update({name: f"$({name})" if name in unsure else value for name, value in own.items()})
             continue
         expanded = [part for word in words[number:] for part in _expand_word(word, given)]
+        if expanded[0] in functions and calls < _MOST_CALLS:
+            calls += 1
+            seen.update(own)
+            commands.extendleft(reversed(split_commands(called_body(functions[expanded[0]], expanded[1:]))))
+            continue
         launch = _container_launch(expanded, text) or _launch(expanded, given, text)
         launch = launch or _by_option(expanded, given, text)
         nested = [] if launch else _nested_launches(expanded, given)
@@ -271,12 +283,15 @@ def _without_copied_texts(text: str) -> str:
         match = _HERE_DOCUMENT.search(line)
         ends = places.get(match[2], []) if match else []
         following = bisect.bisect_left(ends, number)
-        if match is None or following == len(ends) or not re.search(r"\b(?:cat|tee)\b", line):
+        if match is None or following == len(ends) or not re.search(r"\b(?:cat|tee|xargs)\b", line):
             kept.append(line)
             continue
         start, end = number, ends[following]
         number = end + 1
         command, rest = line[: match.start()], line[match.end() :]
+        if re.search(r"\bxargs\b", line):
+            command, rest = (re.sub(r"\bxargs\b", "env", part) for part in (command, rest))
+            rest = " ".join([rest, *lines[start:end]])
         if _PRINTS_TEXT.search(command) and number < len(lines) and lines[number].lstrip().startswith(")"):
             command, rest = _PRINTS_TEXT.sub("", command), lines[number].lstrip()[1:]
             number += 1
@@ -413,7 +428,8 @@ def _launch(words: Sequence[str], environment: Mapping[str, str], script: str) -
             rest = words[number + 2 :]
             rest = rest[1:] if rest[:1] == ["serve"] else rest
             options, model = _options(rest)
-            unknown = tuple(dict.fromkeys(_unknown_words(rest)))
+            from_input = ["what xargs reads"] if "xargs" in words[:number] else []
+            unknown = tuple(dict.fromkeys([*from_input, *_unknown_words(rest)]))
             assigned = {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, words[:number]) if match is not None}
             return Launch(*start, options, model, {**environment, **assigned}, script, unknown=unknown)
     return None

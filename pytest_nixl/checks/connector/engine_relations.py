@@ -30,6 +30,9 @@ _ON = ("1", "true", "yes", "y", "on")
 #: NIXL's backends that write files, and the variables by which KVBM gets one.
 _FILES = ("POSIX", "GDS_MT", "GDS")
 _KVBM_BACKEND = "DYN_KVBM_NIXL_BACKEND_"
+_WINDOW_MEMORY = "--disable-hybrid-swa-memory"
+#: Names of models whose sliding windows SGLang keeps in a cache of their own: is_hybrid_swa_model in model_config.py.
+_SLIDING_WINDOWS = re.compile(r"(?:^|[/_-])(?:llama-?4|gpt-?oss|mimo-?v2|step-?3[.p]5|gemma-?4)\b", re.IGNORECASE)
 #: Names of models whose layers keep states of Mamba or of linear attention.
 _MAMBA = re.compile(
     r"mamba|jamba|nemotron-?h\b|nemotron-h-|nemotron-?(?:nano-|3-)|bamba|zamba|falcon-h1|granite-4.*-h-|qwen3-next|"
@@ -317,6 +320,12 @@ def sglang_tp(pair: SidePair, field: str) -> Mismatch | None:
         return groups
     if max(groups) % min(groups):
         return Mismatch("the larger must be a multiple of the smaller (with --enable-dp-attention after / --dp-size)")
+    has_windows = any(_SLIDING_WINDOWS.search(value.text) for value in pair.values("--model-path"))
+    if len(set(groups)) > 1 and has_windows and any(value.text != "true" for value in pair.values(_WINDOW_MEMORY)):
+        return Mismatch(
+            "SGLang's nixl backend refuses different sizes for a model with sliding windows",
+            f"give both sides the same {field}, or {_WINDOW_MEMORY}",
+        )
     return None
 
 

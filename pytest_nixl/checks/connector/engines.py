@@ -217,6 +217,7 @@ SGLANG_FIELDS = (
     EngineField("--attn-cp-size", ("--attn-cp-size", "--attention-context-parallel-size"), default="1"),
     EngineField("--dcp-size", ("--dcp-size", "--decode-context-parallel-size"), default="1"),
     EngineField("--nccl-port", ("--nccl-port",)),
+    EngineField("--disable-hybrid-swa-memory", ("--disable-hybrid-swa-memory",), default="false", switch=True),
     EngineField("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", variables=("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",)),
     *(EngineField(variable, variables=(variable,)) for variable in DECODE_WAITS),
     EngineField("SGLANG_DSV4_KV_LAYOUT", variables=("SGLANG_DSV4_KV_LAYOUT",), default="v4"),

@@ -258,7 +258,7 @@ RULES: tuple[ConnectorRule, ...] = (
     _same(_CONNECTOR, "SGLang", "--page-size", _CONN),
     _same(_CONNECTOR, "SGLang", "SGLANG_DSV4_KV_LAYOUT", _CONN, holds=ReleaseRange("sglang", since="0.5.21")),
     ConnectorRule(_CONNECTOR, "SGLang", "--tp-size", "one divides the other", engine_relations.sglang_tp,
-                  "choose sizes of which one divides the other", _RANKS),
+                  "choose sizes of which one divides the other", f"{_RANKS} and nixl/conn.py (maybe_send_extra)"),
     ConnectorRule(_CONNECTOR, "SGLang", "SGLANG_DISAGG_STAGING_BUFFER", "equal", engine_relations.staging_buffer,
                   "set it on both sides", _NIXL_CONN, releases=ReleaseRange("sglang", since="0.5.16")),
     ConnectorRule(_CONNECTOR, "SGLang", "--pp-size", "decode's 1, or equal", engine_relations.sglang_pp,

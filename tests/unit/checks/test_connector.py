@@ -541,7 +541,16 @@ _SCRIPTS = [
     ("10.0.0.1", f"cat > run.txt <<END\nhow it's run\nEND\n{_ADDRESS}=10.0.0.1 {_START}"),
     ("10.0.0.1", f"{_ADDRESS}=${{A:=10.0.0.1}} {_START}"),
     ("", f"if [ $1 ]; then {_ADDRESS}=10.0.0.1; else {_ADDRESS}=10.0.0.2; fi\n{_START}"),
-    ("", f"start() {{\n{_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nstart"),
+    ("10.0.0.1", f"start() {{\n{_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nstart"),
+    ("10.0.0.1", f'one() {{ vllm serve "$@"; }}\n{_ADDRESS}=10.0.0.1 one {_START.removeprefix("vllm serve ")}'),
+    ("10.0.0.1", f'function run {{\n  local ip=$1; shift\n  {_ADDRESS}=$ip \\\n    "$@"\n}}\nrun 10.0.0.1 {_START}'),
+    (
+        "10.0.0.1",
+        f"at() {{\n{_ADDRESS}=${{2:-10.0.0.1}} $1 serve m --kv-transfer-config ${{3}}\n}}\n"
+        f"at vllm '' {_START.split()[-1]}",
+    ),
+    ("10.0.0.1", f"{_ADDRESS}=10.0.0.1 xargs vllm serve <<'END'\nm\n{_START.split(' ', 3)[3]}\nEND"),
+    ("10.0.0.1", f"export {_ADDRESS}=10.0.0.1\ncat <<END | xargs -r vllm serve\n{_START.split(' ', 2)[2]}\nEND"),
     ("", f": ${{{_ADDRESS}:=10.0.0.1}}\n{_START}"),
     ("", f"read -r {_ADDRESS} _ <<< 10.0.0.1\nexport {_ADDRESS}\n{_START}"),
     ("", f"printf -v {_ADDRESS} 10.0.0.1; {_START}"),
