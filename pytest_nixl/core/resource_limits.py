@@ -24,13 +24,21 @@ PROCESSES_REMEDY = (
 )
 MEMORY_REMEDY = "raise the limit of memory: `docker run --memory`, or resources.limits.memory of the pod's container"
 DATA_REMEDY = "raise the limit: `ulimit -d unlimited`"
-#: What a limit of this host forbids fails with one attempt and not with the next.
-REMEDIES_OF_LIMITS = (PROCESSES_REMEDY, MEMORY_REMEDY, ADDRESS_SPACE_REMEDY, DATA_REMEDY, FILE_SIZE_REMEDY)
 _CALL_REMEDY = (
     "if this is a container, `docker run --security-opt seccomp=unconfined` shows whether its seccomp filter has to "
     "allow it; `strace -f -Z` names the call"
 )
+#: What a limit of this host forbids fails with one attempt and not with the next.
+REMEDIES_OF_LIMITS = (
+    PROCESSES_REMEDY,
+    MEMORY_REMEDY,
+    ADDRESS_SPACE_REMEDY,
+    DATA_REMEDY,
+    FILE_SIZE_REMEDY,
+    _CALL_REMEDY,
+)
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
+_NO_START = "the kernel starts no further process or thread"
 #: Bytes of address space below which an agent may crash. One with UCX 1.23 does with 200 MB, and not with 256 MiB.
 AGENT_NEEDS = 512 << 20
 #: Processes and threads that two agents with UCX start at most.
@@ -140,9 +148,18 @@ def start_fault() -> tuple[str, str]:
     for path in _control_groups("pids"):
         allowed, used = _read(f"{path}/pids.max"), _read(f"{path}/pids.current")
         if allowed.isdecimal() and used.isdecimal() and int(allowed) - int(used) < _THREADS_NEEDED:
-            limit = f": its control group may have {allowed} ({path})"
-            break
-    return f"the kernel starts no further process or thread{limit}", PROCESSES_REMEDY
+            return f"{_NO_START}: its control group may have {allowed} ({path})", PROCESSES_REMEDY
+    is_far = most == resource.RLIM_INFINITY or _threads_of_this_user() + _THREADS_NEEDED < most
+    if is_far and re.search(r"^Seccomp:\s*2$", _read("/proc/self/status"), re.MULTILINE):
+        return f"{_NO_START}, though no limit of them is near: the seccomp filter may forbid clone3", _CALL_REMEDY
+    return f"{_NO_START}{limit}", PROCESSES_REMEDY
+
+
+def _threads_of_this_user() -> int:
+    """Return how many threads of this user run, as far as /proc shows them."""
+    texts = (_read(str(path)) for path in Path("/proc").glob("[0-9]*/status"))
+    own = [text for text in texts if re.search(rf"^Uid:\s+{os.getuid()}\s", text, re.MULTILINE)]
+    return sum(int(count) for text in own for count in re.findall(r"^Threads:\s+(\d+)$", text, re.MULTILINE))
 
 
 def shortage(*, crashed: bool = False) -> tuple[str, str] | None:

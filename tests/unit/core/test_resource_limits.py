@@ -15,20 +15,22 @@ from pytest_nixl.core.hidden_modules import hidden_module_of_python
 from pytest_nixl.core.resource_limits import memory_kills
 
 
+FILTERED = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "without_ptrace.py"))
+
+
 def test_an_error_that_names_a_module_of_python_itself_is_not_of_a_hidden_one() -> None:
     assert hidden_module_of_python(AttributeError("module 'json' has no attribute 'x'")) is None
 
 
 @pytest.mark.parametrize(("most", "fault"), [(10, "this user may have 10 (ulimit -u)"), (200, "None")])
 def test_a_crash_of_a_user_who_may_start_few_threads_has_that_limit_as_its_cause(most: int, fault: str) -> None:
-    """UCX may end by SIGSEGV without a word."""
+    """UCX may end by SIGSEGV without a word. A seccomp filter, as containers have, is not the cause."""
     need_programs("setpriv", "prlimit", root=True)
     rights = "-all,+dac_override"
     user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}", f"--ambient-caps={rights}"]
     script = "from pytest_nixl.core.resource_limits import shortage; print(shortage(), shortage(crashed=True))"
-    done = subprocess.run(
-        [*user, "prlimit", f"--nproc={most}", sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    limited = [*user, "prlimit", f"--nproc={most}", *FILTERED, "--call=436"]
+    done = subprocess.run([*limited, sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("None ")
     assert fault in done.stdout.removeprefix("None ")
 
@@ -49,6 +51,16 @@ def test_threads_that_a_control_group_forbids_have_its_limit_as_their_cause(most
     finally:
         assert eventually(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
+
+
+@pytest.mark.parametrize(("call", "fault"), [(435, "no limit of them is near: the seccomp filter"), (436, "None")])
+def test_threads_that_a_seccomp_filter_forbids_are_not_blamed_on_a_limit(call: int, fault: str) -> None:
+    """As that of a container engine which does not know clone3; 436 is close_range."""
+    script = "from pytest_nixl.core.resource_limits import shortage; print(shortage(crashed=True))"
+    done = subprocess.run(
+        [*FILTERED, f"--call={call}", sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert fault in done.stdout
 
 
 @pytest.mark.parametrize(
