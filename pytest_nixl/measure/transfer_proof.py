@@ -32,6 +32,8 @@ from pytest_nixl.processes.worker_process import Process
 
 #: The time in seconds in which an agent with its backend has to be created: two copies of UCX may hang it.
 AGENT_SECONDS = 60.0
+#: The same if LD_PRELOAD names a library of UCX: with another copy than NIXL's own the agent usually hangs.
+_PRELOADED_SECONDS = 15.0
 #: The time in seconds for all attempts of a search for variables. It ends between two attempts.
 SEARCH_SECONDS = 20.0
 #: An attempt of a search may take this many times as long as one without variables did, and at least so many seconds.
@@ -61,7 +63,8 @@ class _ProofHost(LocalHost):
 def default_settings() -> Settings:
     """Return the settings of a run without options, but with the doctor's deadline for an agent."""
     settings = Settings(**{option.field: option.usual for option in OPTIONS}, sources={}, ignored=())
-    return replace(settings, start_timeout=AGENT_SECONDS)
+    preloaded = "libuc" in os.environ.get("LD_PRELOAD", "")
+    return replace(settings, start_timeout=_PRELOADED_SECONDS if preloaded else AGENT_SECONDS)
 
 
 def provable(backends: Sequence[str]) -> tuple[str, ...]:

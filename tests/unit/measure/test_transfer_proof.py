@@ -11,7 +11,7 @@ import pytest
 
 from pytest_nixl.measure import transfer_proof
 from pytest_nixl.measure.steering_search import steering_names
-from pytest_nixl.measure.transfer_proof import GPUS, Prover, provable
+from pytest_nixl.measure.transfer_proof import GPUS, Prover, default_settings, provable
 from pytest_nixl.model.transfer_proof import TransferProof
 
 Answer = Callable[[frozenset[str]], tuple[str, bool, float]]
@@ -151,3 +151,13 @@ def test_prover_that_was_stopped_starts_no_worker(monkeypatch: pytest.MonkeyPatc
 
 def test_backends_that_need_a_server_are_not_proven() -> None:
     assert provable(["UCX", "OBJ", "POSIX", "AZURE_BLOB", "LIBFABRIC"]) == ("UCX", "POSIX", "LIBFABRIC")
+
+
+@pytest.mark.parametrize(
+    ("preloaded", "seconds"), [("/opt/ucx/lib/libucp.so.0", 15.0), ("/opt/libother.so", 60.0), ("", 60.0)]
+)
+def test_an_agent_with_a_preloaded_ucx_is_not_waited_for_as_long(
+    monkeypatch: pytest.MonkeyPatch, preloaded: str, seconds: float
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", preloaded)
+    assert default_settings().start_timeout == seconds
