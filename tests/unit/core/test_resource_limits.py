@@ -14,7 +14,6 @@ from helpers.needs import need_programs
 from pytest_nixl.core.hidden_modules import hidden_module_of_python
 from pytest_nixl.core.resource_limits import memory_kills
 
-
 FILTERED = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "without_ptrace.py"))
 
 
