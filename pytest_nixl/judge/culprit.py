@@ -11,7 +11,7 @@ from statistics import median
 from pytest_nixl.core.units import gigabytes
 from pytest_nixl.model.results import Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.samples import DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Verdicts of a row that a single bad rank may cause.
@@ -184,12 +184,20 @@ def compare(
     measured = f"{row}, in turn with {names[other]}, both with rank {partner}: {figures}"
     if not all(one.bandwidth < SLOWER * two.bandwidth for one, two in in_turn):
         return Verdict.PASS, f"{names[rank]} ({slower.direction}) is not slower than half of the others ({measured})"
-    if sum(one.disturbed > two.disturbed for one, two in in_turn) > len(in_turn) / 2:
-        return Verdict.INCONCLUSIVE, f"{names[rank]} is slower, and only its host is busy ({measured})"
+    cores = median(_cores(one) for one, _ in in_turn), median(_cores(two) for _, two in in_turn)
+    only_its_gpu = sum(one.gpu_is_busy > two.gpu_is_busy for one, two in in_turn) > len(in_turn) / 2
+    if only_its_gpu or cores[0] - cores[1] > DISTURBED_CORES:
+        taken = f"other processes took {cores[0]:.1f} and {cores[1]:.1f} cores"
+        return Verdict.INCONCLUSIVE, f"{names[rank]} is slower, and only its host is busy: {taken} ({measured})"
     if any(_placement(one) != _placement(two) for one, two in in_turn):
         return Verdict.INCONCLUSIVE, f"{names[rank]} is slower, but its bytes take another way ({measured})"
     over = _over(in_turn[0][0].transports)
     return Verdict.FAIL, f"{names[rank]} ({slower.direction}, over {over}) is the culprit ({measured})"
+
+
+def _cores(samples: Samples) -> float:
+    """Return the most cores that other processes took during a launch."""
+    return max(samples.contention, default=0.0)
 
 
 def _placement(samples: Samples) -> tuple[bool, set[str]]:

@@ -32,6 +32,10 @@ from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
 
+_ON_QUIET_HOSTS = (
+    "Stop other processes on the hosts, and run it again with three ranks or more; --nixl-blocks=1MiB is enough."
+)
+
 
 def judge_culprit(
     run: Run,
@@ -52,9 +56,11 @@ def judge_culprit(
     failed = failed_pairs(results)
     if not failed:
         slower = slower_ranks(results)[:MOST_PAIRS] if cluster.ranks > 2 else []
-        named, sentences = _name_slower(slower, cluster, pairs)
+        named, sentences, undecided = _name_slower(slower, cluster, pairs)
         if named:
             return Judgement(Verdict.FAIL, "; ".join(sentences), ACTION)
+        if undecided:
+            return Judgement(Verdict.INCONCLUSIVE, "; ".join(sentences), _ON_QUIET_HOSTS)
         return _without_culprit(results, cluster.ranks, sentences)
     if cluster.ranks == 2:
         directions = list(by_direction(failed, results, names))
@@ -68,7 +74,7 @@ def judge_culprit(
             tried.append(RetestResult(key, judge(samples), samples.transports))
         ranks, sentence = blame(failure, tried, names)
         if not ranks and any(trial.judgement.verdict is Verdict.INCONCLUSIVE for trial in tried):
-            ranks, sentences = _name_slower(_ends(failure), cluster, pairs)
+            ranks, sentences, _ = _name_slower(_ends(failure), cluster, pairs)
             sentence = "; ".join((sentence, *sentences))
         guilty += ranks
         judgements.append(sentence)
@@ -82,8 +88,12 @@ def _ends(failure: FailedPair) -> list[SlowerRank]:
     ]
 
 
-def _name_slower(slower: Sequence[SlowerRank], cluster: Cluster, pairs: Launches) -> tuple[list[int], list[str]]:
-    """Measure ranks in turn with others. Return the culprits, and a sentence for each of these, or for each rank."""
+def _name_slower(slower: Sequence[SlowerRank], cluster: Cluster, pairs: Launches) -> tuple[list[int], list[str], bool]:
+    """Measure ranks in turn with others.
+
+    :returns: the culprits; a sentence for each of these, or for each rank; and whether a rank may be one.
+    """
+    undecided = False
     named: list[int] = []
     culprits: list[str] = []
     others: list[str] = []
@@ -91,7 +101,7 @@ def _name_slower(slower: Sequence[SlowerRank], cluster: Cluster, pairs: Launches
         keys = candidate.comparison(slower, cluster.ranks)
         in_turn: list[tuple[Samples, Samples]] = []
         verdict, sentence = Verdict.FAIL, ""
-        while verdict is Verdict.FAIL and len(in_turn) < COMPARISONS:
+        while verdict is not Verdict.PASS and len(in_turn) < COMPARISONS:
             measured = {}
             for key in keys if len(in_turn) % 2 == 0 else keys[::-1]:  # a launch between two ranks serves twice
                 link = pairs.link_of(key, key.pair)
@@ -100,7 +110,8 @@ def _name_slower(slower: Sequence[SlowerRank], cluster: Cluster, pairs: Launches
             verdict, sentence = compare(candidate, in_turn, cluster.names)
         (culprits if verdict is Verdict.FAIL else others).append(sentence)
         named += [candidate.rank] if verdict is Verdict.FAIL else []
-    return named, culprits or others
+        undecided |= verdict is Verdict.INCONCLUSIVE
+    return named, culprits or others, undecided
 
 
 def _without_culprit(results: Sequence[Result], ranks: int, sentences: Sequence[str]) -> Judgement:
@@ -124,7 +135,7 @@ def _without_culprit(results: Sequence[Result], ranks: int, sentences: Sequence[
     return Judgement(
         Verdict.INCONCLUSIVE,
         f"{reason}, but {why}, which can hide a rank that is more than half as fast as the others",
-        "Stop other processes on the hosts, and run it again with three ranks or more; --nixl-blocks=1MiB is enough.",
+        _ON_QUIET_HOSTS,
     )
 
 

@@ -156,6 +156,24 @@ def test_a_slower_rank_without_a_failed_row_is_compared_in_turn_and_named(verdic
     assert judgement.reason.startswith("rank 2 on node-2 (what it sends, over tcp/eth0) is the culprit")
 
 
+@pytest.mark.parametrize(
+    ("cores", "verdict"), [((0.9, 0.0, 0.0), Verdict.FAIL), ((0.9, 0.0, 0.8), Verdict.INCONCLUSIVE)]
+)
+def test_a_busy_moment_of_its_host_hides_no_slow_rank(cores: tuple[float, ...], verdict: Verdict) -> None:
+    remaining = list(cores)
+
+    class BusyMoments(BusyLinks):
+        def link_of(self, key: RowKey, ranks: tuple[int, int]) -> Any:
+            measure = super().link_of(key, ranks).measure
+            contention = (remaining.pop(0),) if 2 in ranks else (0.0,)
+            return SimpleNamespace(measure=lambda *row, **form: replace(measure(*row, **form), contention=contention))
+
+    judgement = judged_ring(BusyMoments(2), Verdict.NO_EXPECTATION, rate=0.2e9)
+    assert judgement.verdict is verdict
+    assert ("only its host is busy: other processes took 0.8 and 0.0 cores" in judgement.reason) == bool(cores[2])
+    assert ("Stop other processes" in judgement.remedy) == bool(cores[2])
+
+
 def test_a_rank_that_is_as_fast_as_others_in_turn_is_measured_once_and_not_accused() -> None:
     links = BusyLinks(None)
     judgement = judged_ring(links, Verdict.NO_EXPECTATION, rate=0.2e9)
