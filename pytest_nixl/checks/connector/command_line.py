@@ -176,7 +176,7 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
     found: list[Launch] = []
     unread = []
     conditions = calls = 0
-    rest, functions = take_functions(text)
+    rest, functions = _with_functions(text)
     commands = deque(split_commands(rest))
     while commands:
         command = commands.popleft()
@@ -196,7 +196,7 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
         if expanded[0] in functions and calls < _MOST_CALLS:
             calls += 1
             seen.update(own)
-            commands.extendleft(reversed(split_commands(called_body(functions[expanded[0]], expanded[1:]))))
+            commands.extendleft(reversed(_called(functions[expanded[0]], expanded[1:])))
             continue
         launch = _container_launch(expanded, text) or _launch(expanded, given, text)
         launch = launch or _by_option(expanded, given, text)
@@ -213,6 +213,25 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
         else replace(launch, environment={**{name: f"$({name})" for name in assigned}, **launch.environment})
         for launch in found or unread[:_MOST_LAUNCHES]
     ]
+
+
+def _with_functions(text: str) -> tuple[str, Mapping[str, str]]:
+    """Return a script without the functions that it calls, and their bodies; as it is if one of them cannot be read."""
+    rest, functions = take_functions(text)
+    try:
+        for body in (rest, *functions.values()) if functions else ():
+            split_commands(body)
+    except ScriptError:
+        return text, {}
+    return rest, functions
+
+
+def _called(body: str, arguments: Sequence[str]) -> list[list[str]]:
+    """Return the commands of a function with the arguments of a call, or without if they do not fit its quotations."""
+    try:
+        return split_commands(called_body(body, arguments))
+    except ScriptError:
+        return split_commands(body)
 
 
 def _without_keywords(command: Sequence[str]) -> Sequence[str]:

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 _DEFINITION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+([A-Za-z_]\w*)[ \t]*(?:\(\))?|([A-Za-z_]\w*)[ \t]*\(\))\s*\{")
-#: The end of a body: a brace at the beginning of a line, or behind a semicolon.
-_END = re.compile(r"(?m)^[ \t]*\}|;[ \t]*\}")
+#: What a body is made of: comments and quotations, in which a brace means nothing, and braces.
+_PART = re.compile(r"(?:^|(?<=[\s;]))#[^\n]*|\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|[{}]", re.DOTALL | re.MULTILINE)
 _SHIFT = re.compile(r"\bshift\b(?:[ \t]+(\d))?")
 #: A parameter: "$@", $1, ${1} or ${1:-default}, with the quotation marks around it if it is a word of its own.
 _PARAMETER = re.compile(
@@ -29,17 +29,28 @@ def take_functions(text: str) -> tuple[str, Mapping[str, str]]:
     bodies: dict[str, str] = {}
     spans: list[tuple[str, int, int]] = []
     for match in _DEFINITION.finditer(text):
-        end = _END.search(text, match.end())
-        if end is None or len(spans) == _MOST_FUNCTIONS:
+        if spans and match.start() < spans[-1][2]:
+            continue
+        end = _end_of_body(text, match.end())
+        if end < 0 or len(spans) == _MOST_FUNCTIONS:
             break
-        if not spans or match.start() >= spans[-1][2]:
-            bodies[match[1] or match[2]] = text[match.end() : end.start()]
-            spans.append((match[1] or match[2], match.start(), end.end()))
+        bodies[match[1] or match[2]] = text[match.end() : end]
+        spans.append((match[1] or match[2], match.start(), end + 1))
     called = {name for name in bodies if re.search(_CALL.format(name=name), text)}
     for name, start, end_of_body in reversed(spans):
         if name in called:
             text = text[:start] + text[end_of_body:]
     return text, {name: bodies[name] for name in called}
+
+
+def _end_of_body(text: str, start: int) -> int:
+    """Return where the brace stands that ends a body; -1 if there is none."""
+    depth = 1
+    for part in _PART.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(part[0], 0)
+        if depth == 0:
+            return part.start()
+    return -1
 
 
 def called_body(body: str, arguments: Sequence[str]) -> str:

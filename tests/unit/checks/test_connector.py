@@ -549,6 +549,10 @@ _SCRIPTS = [
         f"at() {{\n{_ADDRESS}=${{2:-10.0.0.1}} $1 serve m --kv-transfer-config ${{3}}\n}}\n"
         f"at vllm '' {_START.split()[-1]}",
     ),
+    (
+        "10.0.0.1",
+        f"run() {{  # }} is no end\n  if true; then {{ cd /; }}; fi\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1",
+    ),
     ("10.0.0.1", f"{_ADDRESS}=10.0.0.1 xargs vllm serve <<'END'\nm\n{_START.split(' ', 3)[3]}\nEND"),
     ("10.0.0.1", f"export {_ADDRESS}=10.0.0.1\ncat <<END | xargs -r vllm serve\n{_START.split(' ', 2)[2]}\nEND"),
     ("", f": ${{{_ADDRESS}:=10.0.0.1}}\n{_START}"),
@@ -569,6 +573,19 @@ def test_a_shell_script_is_read_as_a_shell_does(address: str, script: str) -> No
     assert value == address if address else not is_resolved(value)
     assert launch.options == {"--kv-transfer-config": ['{"kv_connector":"NixlConnector","kv_role":"kv_both"}']}
     assert launch.model == "m"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "vllm serve m --port $1 --kv-transfer-config '{\n  \"a\": {\n}\n}'",
+        "vllm serve m --port 8100\n  cat <<END\nit's\nEND\n  cat <<END\nthat's }\nEND",
+        'vllm serve m --port 8100\n  bash -c "echo $@ now"',
+    ],
+)
+def test_no_function_makes_a_script_unreadable(body: str) -> None:
+    [launch] = script_launches(f"run() {{\n  {body}\n}}\nrun 8100 'a \"b'", {})
+    assert (launch.model, launch.options["--port"]) == ("m", ["8100"])
 
 
 def test_what_a_command_prints_is_not_shown_as_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
