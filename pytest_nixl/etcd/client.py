@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError, error_at, printable
 from pytest_nixl.etcd.maintenance import Maintenance
@@ -33,6 +34,10 @@ from pytest_nixl.etcd.watch import Watched, WatchEvent, watch
 
 if TYPE_CHECKING:
     import requests
+
+    from pytest_nixl.etcd import bounded_http
+else:  # it imports requests, which a run without an etcd does not need
+    bounded_http = lazy_module("pytest_nixl.etcd.bounded_http")
 
 
 class Lease:
@@ -267,9 +272,7 @@ def connect(
     :param server_name: the name that the server's certificate has to contain; empty for the host of the endpoint.
     :param timeout: seconds to connect, and again to receive the whole answer, for each request to a member.
     """
-    from pytest_nixl.etcd.bounded_http import BoundedSession
-
-    session = BoundedSession(server_name)
+    session = bounded_http.BoundedSession(server_name)
     if cacert:
         session.verify = cacert
     if cert:

@@ -13,9 +13,16 @@ import ssl
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.etcd.endpoints import Endpoint
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd import bounded_http
+else:  # it imports requests, which a run without an etcd does not need
+    bounded_http = lazy_module("pytest_nixl.etcd.bounded_http")
 
 #: Timeout in seconds of the connection that finds out which protocol a port speaks, after a failed request.
 PROBE_TIMEOUT = 1.0
@@ -78,15 +85,13 @@ def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: floa
     :param timeout: timeout of the request in seconds, for the message.
     :param has_certificate: whether a client certificate was sent.
     """
-    from pytest_nixl.etcd.bounded_http import CompressedError, TooLargeError, UnfinishedError
-
     chain = list(related(error))
     text = " ".join(f"{type(item).__name__} {item}" for item in chain)
     because = partial(error_at, endpoint)
     for item in chain:
-        if isinstance(item, (TooLargeError, CompressedError)):
+        if isinstance(item, (bounded_http.TooLargeError, bounded_http.CompressedError)):
             return not_etcd(endpoint, str(item))
-        if isinstance(item, UnfinishedError):
+        if isinstance(item, bounded_http.UnfinishedError):
             return because("timeout", f"timeout, {item}", "check that it is an etcd, and what slows it down")
     if any(isinstance(item, socket.gaierror) for item in chain) or "NameResolutionError" in text:
         return because(

@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import hider
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError, error_at, explain_answer, explain_transport, not_etcd, printable
 
 if TYPE_CHECKING:
     import requests
-
+else:  # a run without an etcd does not need it
+    requests = lazy_module("requests")
 
 #: Failures before a request is sent: any request may then go to the next member.
 _BEFORE_SENDING = {"refused", "unresolved", "unreachable"}
@@ -155,11 +157,9 @@ class EtcdMembers:
 
         :returns: its text; None if that member does not serve it to this client.
         """
-        from requests.exceptions import RequestException
-
         try:
             answer = self.session.get(f"{self.last}{path}", timeout=(self.timeout, self.timeout), auth=_no_auth)
-        except (RequestException, OSError, ValueError):
+        except (requests.RequestException, OSError, ValueError):
             return None
         return answer.content.decode(errors="replace") if answer.status_code == 200 else None
 
@@ -171,11 +171,9 @@ class EtcdMembers:
         read: Callable[[Mapping[str, Any]], T],
         seconds: float,
     ) -> T:
-        from requests.exceptions import RequestException
-
         try:
             answer = self.session.post(f"{member}/v3{path}", json=dict(payload), timeout=(seconds, seconds))
-        except (RequestException, OSError, ValueError) as error:
+        except (requests.RequestException, OSError, ValueError) as error:
             raise self.explain(member, error, seconds) from error
         if answer.status_code != 200:
             raise self.explain_refusal(member, answer.content, answer.reason)
@@ -223,20 +221,16 @@ class EtcdMembers:
 
     def _plain_version(self, member: Endpoint) -> str | None:
         """Return the version from ``/version``, which needs neither gateway nor password; None if it is not an etcd."""
-        from requests.exceptions import RequestException
-
         try:
             timeout = (self.timeout, self.timeout)
             answer = self.session.get(f"{member}/version", timeout=timeout, auth=_no_auth).json()
-        except (RequestException, ValueError, OSError, RecursionError):
+        except (requests.RequestException, ValueError, OSError, RecursionError):
             return None
         version = answer.get("etcdserver") if isinstance(answer, dict) else None
         return printable(str(version), 40) if version else None
 
     def _authenticate(self, base: str, user: str, password: str) -> str:
         """Return a token; empty if authentication is off in the etcd."""
-        from requests.exceptions import RequestException
-
         member = next(member for member in self.all if str(member).lower() == base.lower())
         try:
             answer = self.session.post(
@@ -245,7 +239,7 @@ class EtcdMembers:
                 timeout=(self.timeout, self.timeout),
                 auth=_no_auth,
             )
-        except (RequestException, OSError, ValueError) as error:
+        except (requests.RequestException, OSError, ValueError) as error:
             raise self.explain(member, error, self.timeout) from None
         if answer.status_code == 200:
             try:

@@ -8,12 +8,21 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError, error_at, explain_answer, not_etcd, printable
 from pytest_nixl.etcd.members import ATTEMPT_SECONDS, MALFORMED, OF_ONE_MEMBER, EtcdMembers
 from pytest_nixl.etcd.transaction import KeyValue, encode, items, key_range, number
+
+if TYPE_CHECKING:
+    import requests
+
+    from pytest_nixl.etcd import bounded_http
+else:  # a run without an etcd does not need requests
+    requests = lazy_module("requests")
+    bounded_http = lazy_module("pytest_nixl.etcd.bounded_http")
 
 #: Seconds that one watch connection lasts with several members: otherwise a stopped member would go unnoticed.
 _WATCHED = 3.0
@@ -95,10 +104,6 @@ def _watch_once(
     failures: int,
 ) -> Iterator[tuple[int, WatchEvent]]:
     """Watch over one connection: for ``seconds``, or for at most ``_WATCHED`` if there are several members."""
-    from requests.exceptions import ConnectionError, RequestException
-
-    from pytest_nixl.etcd.bounded_http import bounds_of
-
     first = seconds
     if len(members.all) > 1:
         # etcd confirms a watch at once. A member that does not is slow or stopped: allow more time per failure.
@@ -108,13 +113,13 @@ def _watch_once(
     body = "\n".join(json.dumps({"create_request": item.payload(n, revisions[n])}) for n, item in enumerate(watched, 1))
     try:
         answer = members.session.post(f"{member}/v3/watch", data=body, stream=True, timeout=(connecting, first))
-    except (RequestException, OSError, ValueError) as error:
+    except (requests.RequestException, OSError, ValueError) as error:
         raise members.explain(member, error, first) from error
     with contextlib.closing(answer):
         try:
             if answer.status_code != 200:
                 raise members.explain_refusal(member, answer.content, answer.reason)
-            bounds = bounds_of(answer)
+            bounds = bounded_http.bounds_of(answer)
             bounds.allow(seconds)
             start = bytearray()
             for part in answer.iter_content(chunk_size=1 << 16):
@@ -128,12 +133,12 @@ def _watch_once(
             # A server that is not an etcd may end its answer without a newline. Part of a message is ignored.
             if _whole(bytes(start)):
                 yield from _events(member, bytes(start))
-        except ConnectionError as error:
+        except requests.ConnectionError as error:
             # requests reports a read timeout this way: the watch is fine, there was just no event.
             if "Read timed out" in str(error):
                 return
             raise members.explain(member, error, seconds) from error
-        except (RequestException, OSError) as error:
+        except (requests.RequestException, OSError) as error:
             raise members.explain(member, error, seconds) from error
     raise error_at(member, "closed", "the server ended the watch")
 

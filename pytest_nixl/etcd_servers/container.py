@@ -7,8 +7,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
@@ -23,6 +24,11 @@ from pytest_nixl.processes.container import (
 )
 from pytest_nixl.processes.container import ensure_image as ensure_any_image
 from pytest_nixl.processes.supervisor import SupervisorClient
+
+if TYPE_CHECKING:
+    import docker
+else:  # only the extra container installs it
+    docker = lazy_module("docker")
 
 _ELSE = "or use another etcd: --nixl-etcd-server=embedded, or --nixl-etcd URL"
 _PORT = 2379
@@ -112,8 +118,6 @@ class ContainerServer:
             container.stop(timeout=2)
 
     def kill(self) -> None:
-        import docker
-
         self.stopped = True
         with self._found() as container:
             # 409: the container is not running.

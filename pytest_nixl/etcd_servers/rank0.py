@@ -17,15 +17,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.forms import LISTEN_FORM
+from pytest_nixl.core.lazy_module import lazy_module, load
 from pytest_nixl.etcd.client import Credentials, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import SupervisorClient
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd_servers import certificates
+else:  # it imports cryptography, which only a group with a token needs
+    certificates = lazy_module("pytest_nixl.etcd_servers.certificates")
 
 #: Timeout in seconds of one attempt to connect, and again for the answer.
 ATTEMPT_SECONDS = 2.0
@@ -108,14 +115,14 @@ def credentials(token: str, directory: Path) -> Credentials:
     if not token:
         return Credentials()
     try:
-        from pytest_nixl.etcd_servers.certificates import write_certificates
+        load(certificates)
     except ImportError as error:
         raise NixlPluginError(
             f"{_OPTION} with a group token needs certificates, and the package cryptography cannot be imported: "
             f"{str(error).partition(chr(10))[0]}",
             "on every rank run `pip install cryptography`, or give --nixl-etcd URL instead",
         ) from None
-    return write_certificates(directory, token)
+    return certificates.write_certificates(directory, token)
 
 
 def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str = "") -> EmbeddedServer:

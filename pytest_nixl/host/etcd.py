@@ -14,13 +14,21 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.client import EtcdClient
+    import requests
+
+    from pytest_nixl.etcd import bounded_http
+    from pytest_nixl.etcd import client as etcd_client
+else:  # a host without an etcd needs none of them
+    requests = lazy_module("requests")
+    bounded_http = lazy_module("pytest_nixl.etcd.bounded_http")
+    etcd_client = lazy_module("pytest_nixl.etcd.client")
 
 #: The variables that may hold etcd's address, in the order in which they are tried.
 ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
@@ -105,7 +113,7 @@ def _correction(endpoints: str, source: str) -> str:
     return f"set {where} to {redact(bare)}: NIXL publishes nothing with the other"
 
 
-def client_of(endpoints: str | None, how: str, timeout: float = 3) -> EtcdClient:
+def client_of(endpoints: str | None, how: str, timeout: float = 3) -> etcd_client.EtcdClient:
     """Return a client, with etcdctl's credentials, of an etcd that the user gives, or of the one that a variable names.
 
     :param how: how to give one, for the remedy.
@@ -117,16 +125,14 @@ def client_of(endpoints: str | None, how: str, timeout: float = 3) -> EtcdClient
     return client_as_etcdctl(parse_endpoints(endpoints_text), timeout)
 
 
-def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> EtcdClient:
+def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> etcd_client.EtcdClient:
     """Return a client that uses etcdctl's variables (``ETCDCTL_…``) for certificates, user and password.
 
     Nothing is sent yet.
 
     :param timeout: seconds to connect, and again to receive the whole answer, for each request to a member.
     """
-    from pytest_nixl.etcd.client import connect  # a host without an etcd needs none of its modules
-
-    return connect(members, **etcdctl_credentials(), timeout=timeout)
+    return etcd_client.connect(members, **etcdctl_credentials(), timeout=timeout)
 
 
 def etcdctl_credentials(defaults: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -152,13 +158,12 @@ def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:
 
 def _ahead(member: Endpoint) -> float | None:
     """Return how many seconds a member's clock is ahead of this host's; None if unknown."""
-    from requests.exceptions import RequestException
-
-    from pytest_nixl.etcd.bounded_http import BoundedSession
-
     if member.scheme != "http":
         return None
-    with BoundedSession() as session, contextlib.suppress(OSError, RequestException, ValueError, OverflowError):
+    with (
+        bounded_http.BoundedSession() as session,
+        contextlib.suppress(OSError, requests.RequestException, ValueError, OverflowError),
+    ):
         date = session.get(f"{member}/version", timeout=(3, 3)).headers.get("Date")
         if date:
             then = email.utils.parsedate_to_datetime(date).timestamp()

@@ -7,9 +7,15 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pytest_nixl.core.lazy_module import lazy_module, load
 from pytest_nixl.host.driver_questions import NVML, pci_address, silent
+
+if TYPE_CHECKING:
+    import pynvml
+else:  # only the extra gpu installs it
+    pynvml = lazy_module("pynvml")
 
 #: How the reason begins if there is an NVML, but it does not work.
 NVML_FAILS = ("NVML cannot be initialised", silent(NVML))
@@ -42,7 +48,7 @@ _COMPUTE_MODES = {1: "exclusive thread", 2: PROHIBITED, 3: EXCLUSIVE}
 def query_nvml() -> dict[str, Any]:
     """Return what NVML says, or why it says nothing."""
     try:
-        import pynvml
+        load(pynvml)
     except ImportError:
         return {"why": "NVML's Python package is not installed: run `pip install nvidia-ml-py`"}
     try:

@@ -21,10 +21,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, median
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.judge.floors import LEAST_SPREAD
 from pytest_nixl.model.verdicts import Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+    from scipy import stats
+else:  # only a run that is compared needs them, and only the extra compare installs scipy
+    np = lazy_module("numpy")
+    stats = lazy_module("scipy.stats")
 
 #: What identifies a row.
 Key = TypeVar("Key", bound=Hashable)
@@ -224,10 +232,8 @@ def _p_of_order(order: int, lower: int, upper: int) -> float:
 
     :param lower: the number of launches on the first side; ``upper`` on the second.
     """
-    from scipy.stats import mannwhitneyu
-
     above = [min(upper, max(0, order - number * upper)) for number in range(lower)]
-    test = mannwhitneyu([rank + 0.5 for rank in above], range(1, upper + 1), alternative="less", method="exact")
+    test = stats.mannwhitneyu([rank + 0.5 for rank in above], range(1, upper + 1), alternative="less", method="exact")
     return float(test.pvalue)
 
 
@@ -236,25 +242,20 @@ def _joint_p_values(before: Sequence[Sequence[float]], now: Sequence[Sequence[fl
 
     If rows have different numbers of launches, each gives as many as the row with the fewest.
     """
-    import numpy
-    from scipy.stats import permutation_test
-
-    sides = [numpy.log([row[: min(map(len, side))] for row in side]) for side in (before, now)]
+    sides = [np.log([row[: min(map(len, side))] for row in side]) for side in (before, now)]
     if any(side.shape[-1] < 2 for side in sides):
         return [1.0] * len(before)  # nothing can be proven without a spread, and one launch has none
-    test = permutation_test(sides, _studentized, vectorized=True, n_resamples=numpy.inf, axis=-1)
+    test = stats.permutation_test(sides, _studentized, vectorized=True, n_resamples=np.inf, axis=-1)
     # Enlarge the permuted values slightly, so that rounding cannot make the observed order rarer than itself.
-    statistic, orders = numpy.asarray(test.statistic), numpy.asarray(test.null_distribution) * (1 + 1e-9)
+    statistic, orders = np.asarray(test.statistic), np.asarray(test.null_distribution) * (1 + 1e-9)
     worst, best = orders.min(axis=1), orders.max(axis=1)
     return [float((worst <= value).mean() if value < 0 else (best >= value).mean()) for value in statistic]
 
 
 def _studentized(before: Any, now: Any, axis: int) -> Any:
     """Return the difference of two means divided by its standard error. The least spread of each side is 0.2 %."""
-    import numpy
-
-    errors = (numpy.maximum(side.var(axis=axis, ddof=1), LEAST_SPREAD**2) / side.shape[axis] for side in (before, now))
-    return (now.mean(axis=axis) - before.mean(axis=axis)) / numpy.sqrt(sum(errors))
+    errors = (np.maximum(side.var(axis=axis, ddof=1), LEAST_SPREAD**2) / side.shape[axis] for side in (before, now))
+    return (now.mean(axis=axis) - before.mean(axis=axis)) / np.sqrt(sum(errors))
 
 
 def _interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, float] | None:

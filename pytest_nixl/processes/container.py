@@ -10,13 +10,24 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.core.lazy_module import lazy_module, load
 from pytest_nixl.processes.supervisor import SupervisorClient
+
+if TYPE_CHECKING:
+    import docker
+    from testcontainers.core import config, wait_strategies
+    from testcontainers.core import container as testcontainers_container
+else:  # only the extra container installs them
+    docker = lazy_module("docker")
+    config = lazy_module("testcontainers.core.config")
+    wait_strategies = lazy_module("testcontainers.core.wait_strategies")
+    testcontainers_container = lazy_module("testcontainers.core.container")
 
 #: Timeouts in seconds: from start to ready, and for one request to the container engine.
 READY_SECONDS = 30.0
@@ -103,8 +114,6 @@ class Container:
 
         :raises ContainerError: if it does not exist any more (``no-container``), or no engine answers.
         """
-        import docker
-
         with container_engine() as engine:
             try:
                 yield engine.containers.get(self.name)
@@ -131,8 +140,6 @@ class Container:
 
     def remove(self) -> None:
         """Remove the container and its data."""
-        import docker
-
         with container_engine() as engine:
             # 409: another process is removing it.
             with contextlib.suppress(docker.errors.NotFound, docker.errors.APIError):
@@ -154,17 +161,15 @@ class Container:
         )
 
     def _run(self) -> None:
-        import docker
-        from testcontainers.core.container import DockerContainer
-        from testcontainers.core.wait_strategies import HttpWaitStrategy
-
         program = self.program
-        wait = HttpWaitStrategy(program.port, program.ready_path)
+        wait = wait_strategies.HttpWaitStrategy(program.port, program.ready_path)
         wait.with_poll_interval(0.05).with_startup_timeout(int(READY_SECONDS))
         with _without_ryuk(self.host):
             # Register the name before the container exists, so that it is removed even if pytest is killed here.
             self.supervisor.watch_container(self.name, expected=True)
-            container = DockerContainer(self.image, docker_client_kw={"timeout": ENGINE_SECONDS})
+            container = testcontainers_container.DockerContainer(
+                self.image, docker_client_kw={"timeout": ENGINE_SECONDS}
+            )
             container.with_name(self.name).waiting_for(wait)
             if program.command:
                 container.with_command(list(program.command))
@@ -225,8 +230,6 @@ def ensure_image(image: str, *, pull: bool = True) -> None:
             f"`{pip_install('container')}`",
             cause="no-testcontainers",
         )
-    import docker
-
     with container_engine() as engine:
         if _has(engine, image):
             return
@@ -254,7 +257,7 @@ def container_engine() -> Iterator[Any]:
     :raises ContainerError: if no engine answers, or the package docker is not installed.
     """
     try:
-        import docker
+        load(docker)
     except ImportError as error:
         raise ContainerError(
             f"the Python package docker, which talks to the container engine, cannot be imported: {error}",
@@ -289,8 +292,6 @@ def last_lines(container: Any) -> str:
 
 
 def _has(engine: Any, image: str) -> bool:
-    import docker
-
     try:
         engine.images.get(image)
     except docker.errors.ImageNotFound:
@@ -313,15 +314,14 @@ def _published_host() -> str:
 @contextlib.contextmanager
 def _without_ryuk(host: str) -> Iterator[None]:
     """Configure testcontainers for one start, and restore the user's settings afterwards."""
-    from testcontainers.core.config import ConnectionMode, testcontainers_config
-
+    settings = config.testcontainers_config
     names = ("ryuk_disabled", "connection_mode_override", "tc_host_override")
-    before = {name: getattr(testcontainers_config, name) for name in names}
-    testcontainers_config.ryuk_disabled = True
-    testcontainers_config.connection_mode_override = ConnectionMode.docker_host
-    testcontainers_config.tc_host_override = host
+    before = {name: getattr(settings, name) for name in names}
+    settings.ryuk_disabled = True
+    settings.connection_mode_override = config.ConnectionMode.docker_host
+    settings.tc_host_override = host
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(testcontainers_config, name, value)
+            setattr(settings, name, value)

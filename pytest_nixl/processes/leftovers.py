@@ -16,7 +16,19 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pytest_nixl.core.lazy_module import lazy_module
+
+if TYPE_CHECKING:
+    import docker
+
+    from pytest_nixl.etcd import client as etcd_client
+    from pytest_nixl.etcd import endpoints as etcd_endpoints
+else:  # the supervisor starts without them, and loads them in a forked child
+    docker = lazy_module("docker")
+    etcd_client = lazy_module("pytest_nixl.etcd.client")
+    etcd_endpoints = lazy_module("pytest_nixl.etcd.endpoints")
 
 #: Seconds for which the removal of a directory is retried while processes still write to it.
 REMOVE_SECONDS = 5.0
@@ -57,8 +69,6 @@ def _not_removed(item: dict[str, Any], reason: str) -> str:
 
 
 def _remove_container(item: dict[str, Any]) -> None:
-    import docker
-
     environment = item["environment"]
     # The library needs the ssh program only for an ssh:// address.
     ssh = environment.get("DOCKER_HOST", "").startswith("ssh://")
@@ -81,10 +91,8 @@ def _remove_container(item: dict[str, Any]) -> None:
 
 
 def _delete_prefix(item: dict[str, Any]) -> None:
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import Endpoint
-
-    with connect([Endpoint(*parts) for parts in item["endpoints"]], **item["credentials"], timeout=3.0) as client:
+    members = [etcd_endpoints.Endpoint(*parts) for parts in item["endpoints"]]
+    with etcd_client.connect(members, **item["credentials"], timeout=3.0) as client:
         client.delete_prefix(item["name"])
 
 

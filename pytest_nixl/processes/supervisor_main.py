@@ -11,6 +11,7 @@ client's ``sys.path`` (:mod:`pytest_nixl.processes.leftovers`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -402,8 +403,6 @@ def _write_log(directory: str) -> None:
 
 
 def _prctl() -> Any:
-    import ctypes
-
     return ctypes.CDLL(None, use_errno=True).prctl
 
 

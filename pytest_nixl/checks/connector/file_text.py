@@ -6,12 +6,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import pip_install
+from pytest_nixl.core.lazy_module import lazy_module, load
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.untrusted_file import read_regular
+
+if TYPE_CHECKING:
+    import yaml
+else:  # only the extra connector installs it
+    yaml = lazy_module("yaml")
 
 #: The most bytes of a configuration file, and the most characters of one in YAML, because PyYAML is slow.
 MOST_BYTES, MOST_YAML = 1 << 20, 1 << 18
@@ -54,7 +60,7 @@ def parse_yaml(path: str, text: str) -> list[Any]:
     :raises ValueError: with one sentence, if the text is not YAML, has tags, or too many aliases.
     """
     try:
-        import yaml
+        load(yaml)
     except ImportError:
         raise NixlPluginError(
             f"{escape(path)} is YAML, which needs PyYAML, and that is not installed",

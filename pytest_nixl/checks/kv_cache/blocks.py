@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.model.worker_commands import Count
 
-if TYPE_CHECKING:  # pytest imports this module too, and has no other need for numpy
+if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+else:  # pytest imports this module too, and has no need for numpy
+    np = lazy_module("numpy")
 
 #: Numbers of blocks or of descriptors. NIXL takes them as 32-bit integers.
 Numbers: TypeAlias = "npt.NDArray[np.int32]"
@@ -90,8 +93,6 @@ class KvLayout:
 
     def descriptors(self, blocks: Numbers) -> Numbers:
         """Return the numbers of the descriptors of these blocks in every tensor, tensor by tensor."""
-        import numpy as np
-
         starts = np.arange(self.tensors, dtype=np.int32) * np.int32(self.blocks)
         offsets: Numbers = (starts[:, None] + blocks[None, :]).ravel()
         return offsets
@@ -153,8 +154,6 @@ def draw(layout: KvLayout, count: int, order: BlockOrder, seed: int, *, sender: 
     :param sender: the side from which blocks move: 0 the initiator (WRITE), 1 the target (READ).
     :raises ValueError: ``count`` is not between 1 and the number of blocks of a tensor in a range.
     """
-    import numpy as np
-
     pools = tuple(layout.range_blocks // pieces for pieces in layout.pieces)
     if not 0 < count <= min(pools):
         raise ValueError(f"{count} blocks cannot be drawn from a cache of {min(pools)}")

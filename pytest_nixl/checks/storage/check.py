@@ -14,8 +14,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.units import KIB
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter
 from pytest_nixl.model.settings import Settings
@@ -27,6 +28,11 @@ from pytest_nixl.nixl.worker.object_stores import CHECKSUM, MOST_SKEW, PREFIX, O
 from pytest_nixl.nixl.worker.object_stores import SECONDS as CLIENT_SECONDS
 from pytest_nixl.nixl.worker.s3 import ObjectClient
 from pytest_nixl.processes.worker_errors import NixlError, WorkerHungError
+
+if TYPE_CHECKING:
+    from pytest_nixl.nixl.worker import objects
+else:  # it imports numpy
+    objects = lazy_module("pytest_nixl.nixl.worker.objects")
 
 #: The bytes of the object.
 SIZE = 64 * KIB
@@ -102,10 +108,8 @@ def judge_object_store(agents: Agents, settings: Settings) -> Judgement:
 
 def _judge(agents: Agents, name: str, options: AgentOptions) -> Judgement:
     """Judge the server of one backend."""
-    from pytest_nixl.nixl.worker.objects import open_store  # it imports numpy
-
     try:
-        store = open_store(plugin_of(name), options.parameters_of(name))
+        store = objects.open_store(plugin_of(name), options.parameters_of(name))
     except ObjectStoreError as error:
         return Judgement(Verdict.FAIL, error.reason, error.remedy)
     key = f"{PREFIX}/{secrets.token_hex(8)}/check"

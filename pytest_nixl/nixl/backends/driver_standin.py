@@ -17,8 +17,18 @@ import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.model.tools import DRIVER_STANDIN
+
+if TYPE_CHECKING:
+    from elftools.common import exceptions
+    from elftools.elf import dynamic, elffile
+else:  # only a host without NVIDIA's driver needs them
+    exceptions = lazy_module("elftools.common.exceptions")
+    dynamic = lazy_module("elftools.elf.dynamic")
+    elffile = lazy_module("elftools.elf.elffile")
 
 SONAME = "libcuda.so.1"
 #: The key of a worker's versions by which the stand-in is recorded, and its value.
@@ -65,19 +75,16 @@ def bound_functions(plugins: Sequence[str]) -> list[str]:
     :param plugins: the paths of the plugins.
     :raises ValueError: a file is not an ELF file.
     """
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.dynamic import DynamicSegment
-    from elftools.elf.elffile import ELFFile
-
     functions = set()
     for path in plugins:
         with open(path, "rb") as file:
             try:
-                segments = [segment for segment in ELFFile(file).iter_segments() if isinstance(segment, DynamicSegment)]
+                every_segment = elffile.ELFFile(file).iter_segments()
+                segments = [segment for segment in every_segment if isinstance(segment, dynamic.DynamicSegment)]
                 for symbol in (symbol for segment in segments for symbol in segment.iter_symbols()):
                     if symbol["st_shndx"] == "SHN_UNDEF" and _FUNCTION.fullmatch(symbol.name):
                         functions.add(symbol.name)
-            except ELFError as error:
+            except exceptions.ELFError as error:
                 raise ValueError(f"{path} is damaged: {error}") from None
     return sorted(functions)
 

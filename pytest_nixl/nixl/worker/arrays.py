@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pytest_nixl.nixl.worker import devices
+
 #: DLDeviceType in dlpack.h for host memory (kDLCPU, kDLCUDAHost, kDLROCMHost) and for GPU memory (kDLCUDA, kDLROCM,
 #: kDLCUDAManaged, kDLOneAPI).
 _HOST, _GPU = (1, 3, 11), (2, 10, 13, 14)
@@ -90,9 +92,7 @@ def _device(array: Any, address: int) -> int:
     """Return the number of an array's GPU, from the array if it reports it, otherwise from the driver."""
     if hasattr(array, "__dlpack_device__"):
         return int(array.__dlpack_device__()[1])
-    from pytest_nixl.nixl.worker.devices import vendor
-
-    return vendor().owner(address)
+    return devices.vendor().owner(address)
 
 
 def _by_dlpack(array: Any, kind: str) -> DescribedArray:

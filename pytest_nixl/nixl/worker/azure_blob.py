@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pytest_nixl.core.extras import pip_install
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.core.texts import Entries
 from pytest_nixl.nixl.worker.object_stores import (
@@ -29,6 +30,15 @@ from pytest_nixl.nixl.worker.object_stores import (
     faults_by_code,
     faults_by_status,
 )
+
+if TYPE_CHECKING:
+    from azure import identity
+    from azure.core import exceptions
+    from azure.storage import blob
+else:  # only the extra azure installs them
+    identity = lazy_module("azure.identity")
+    exceptions = lazy_module("azure.core.exceptions")
+    blob = lazy_module("azure.storage.blob")
 
 _CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_URL"
 _CONTAINER = "AZURE_STORAGE_CONTAINER_NAME"
@@ -74,11 +84,9 @@ class BlobClient(StoreClient):
         options: dict[str, Any] = {"retry_total": 0, "connection_timeout": SECONDS, "read_timeout": SECONDS}
         options |= _trusted(parameters.get("ca_bundle") or environ.get(_BUNDLE, ""))
         try:
-            from azure.storage.blob import ContainerClient
-
             if connection:
-                return cls(ContainerClient.from_connection_string(connection, name, **options))
-            return cls(ContainerClient(url, name, credential=_credential(), **options))
+                return cls(blob.ContainerClient.from_connection_string(connection, name, **options))
+            return cls(blob.ContainerClient(url, name, credential=_credential(), **options))
         except ImportError as error:
             raise ObjectStoreError(
                 f"blobs are compared with Microsoft's client for Python, but {error.name} cannot be imported",
@@ -103,12 +111,10 @@ class BlobClient(StoreClient):
 
     def delete(self, key: str) -> None:
         """Delete a blob, which may be missing. :raises ObjectStoreError: as :meth:`put`."""
-        from azure.core.exceptions import ResourceNotFoundError
-
         with self._named("DELETE of a blob"):
             try:
                 self._container.delete_blob(key, raw_response_hook=self._heard)
-            except ResourceNotFoundError as error:
+            except exceptions.ResourceNotFoundError as error:
                 if getattr(error, "error_code", "") != "BlobNotFound":
                     raise
 
@@ -121,11 +127,9 @@ class BlobClient(StoreClient):
     @contextlib.contextmanager
     def _named(self, action: str) -> Iterator[None]:
         """Turn an error of the package into one with the fault and its remedy."""
-        from azure.core.exceptions import AzureError, HttpResponseError
-
         try:
             yield
-        except HttpResponseError as error:
+        except exceptions.HttpResponseError as error:
             if error.response is None:
                 raise self._unanswered(error) from None
             self.ahead = clock_ahead(error.response.headers.get("date"))
@@ -135,14 +139,12 @@ class BlobClient(StoreClient):
             raise ObjectStoreError(
                 f"{self.server} answered {code} to {action} in {self.space}", fault.remedy, kind=fault.kind
             ) from None
-        except (AzureError, OSError) as error:
+        except (exceptions.AzureError, OSError) as error:
             raise self._unanswered(error) from None
 
     def _unanswered(self, error: Exception) -> ObjectStoreError:
         """Return what a request means to which the account gave no whole answer."""
-        from azure.core.exceptions import ClientAuthenticationError
-
-        if not isinstance(error, ClientAuthenticationError):
+        if not isinstance(error, exceptions.ClientAuthenticationError):
             description, fault = fault_of(cause_of(error), CONNECTION_FAULTS)
             return ObjectStoreError(f"{self.server} {description}", fault.remedy, kind=fault.kind)
         first = redact(str(error.message).strip().partition("\n")[0])
@@ -170,10 +172,8 @@ def _trusted(bundle: str) -> dict[str, str]:
 
 def _credential() -> Any:
     """Return the credentials that this host has. :raises ObjectStoreError: a variable that chooses them is wrong."""
-    from azure.identity import DefaultAzureCredential
-
     try:
-        return DefaultAzureCredential()
+        return identity.DefaultAzureCredential()
     except ValueError as error:
         raise ObjectStoreError(
             f"azure-identity refuses its settings: {redact(str(error))}",

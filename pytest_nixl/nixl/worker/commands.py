@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from inspect import isfunction
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, cast
 
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.resource_limits import start_fault
 from pytest_nixl.core.strict import Number, RefTo, StrictError, Text, check
 from pytest_nixl.core.wire import Ref
@@ -55,6 +56,15 @@ from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.nixl.worker.imported_files import import_file
 from pytest_nixl.nixl.worker.row_transfers import prepare_row
 from pytest_nixl.nixl.worker.tools import ToolOutput, Tools
+
+if TYPE_CHECKING:
+    from pytest_nixl.nixl.worker import devices, files, memory, objects, vram
+else:  # pytest imports this module too, and has no need for numpy
+    devices = lazy_module("pytest_nixl.nixl.worker.devices")
+    files = lazy_module("pytest_nixl.nixl.worker.files")
+    memory = lazy_module("pytest_nixl.nixl.worker.memory")
+    objects = lazy_module("pytest_nixl.nixl.worker.objects")
+    vram = lazy_module("pytest_nixl.nixl.worker.vram")
 
 #: The most characters of UCX_TLS that are told.
 _LONGEST_TLS = 200
@@ -205,10 +215,8 @@ class Commands:
         nixl = nixl_api.load()
         store = next((backend for backend in backends if plugin_of(backend) in OBJECT_PLUGINS), None)
         if store is not None:
-            from pytest_nixl.nixl.worker.objects import open_store
-
             self._store = plugin_of(store), (parameters or {}).get(store, {})
-            open_store(*self._store).close()  # NIXL would not say what is missing
+            objects.open_store(*self._store).close()  # NIXL would not say what is missing
         versions: dict[str, str] = {}
         for backend in backends:
             if backend in BACKENDS:
@@ -294,10 +302,8 @@ class Commands:
 
     def do_devices(self) -> VisibleGpus:
         """Return the GPUs that this worker sees and the library that it used, or why it sees none."""
-        from pytest_nixl.nixl.worker.devices import vendor
-
         try:
-            library = vendor()
+            library = devices.vendor()
         except NotApplicableError as error:
             return {"devices": [], "by": "", "why": error.reason, "remedy": error.remedy}
         gpus = [cast(Gpu, asdict(device)) for device in library.devices()]
@@ -305,9 +311,7 @@ class Commands:
 
     def do_activate(self, device: Count) -> None:
         """Make a GPU the current one of this worker before the agent is created, as programs with GPU memory do."""
-        from pytest_nixl.nixl.worker.devices import device as of
-
-        of(device).activate()
+        devices.device(device).activate()
 
     def do_allocate(
         self,
@@ -319,23 +323,15 @@ class Commands:
         pages: Name = HUGE,
     ) -> AllocatedBuffer:
         """Allocate a buffer; ``device`` applies to VRAM, ``pages`` to DRAM, ``directory`` and ``alignment`` to FILE."""
-        # pytest imports this module too, and has no need for numpy
-        from pytest_nixl.nixl.worker.files import FileBuffer
-        from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
-
-        buffer: PatternBuffer
+        buffer: memory.PatternBuffer
         if memory_type == "OBJ":
-            from pytest_nixl.nixl.worker.objects import ObjectBuffer, open_store
-
-            buffer = ObjectBuffer(size, open_store(*self._store))
+            buffer = objects.ObjectBuffer(size, objects.open_store(*self._store))
         elif memory_type == "FILE":
-            buffer = FileBuffer(size, directory, alignment)
+            buffer = files.FileBuffer(size, directory, alignment)
         elif memory_type == "VRAM":
-            from pytest_nixl.nixl.worker.vram import VramBuffer
-
-            buffer = VramBuffer(size, device)
+            buffer = vram.VramBuffer(size, device)
         elif memory_type == "DRAM":
-            buffer = DramBuffer(size, huge=pages == HUGE)
+            buffer = memory.DramBuffer(size, huge=pages == HUGE)
         else:
             raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM, FILE or OBJ")
         return {"buffer": self.keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_nixl.core.units import MIB
+from pytest_nixl.nixl.worker.azure_blob import BlobClient
 from pytest_nixl.nixl.worker.memory import PatternBuffer
 from pytest_nixl.nixl.worker.object_stores import PREFIX, SECONDS, ObjectStoreError, StoreClient
 from pytest_nixl.nixl.worker.pattern import chunks
+from pytest_nixl.nixl.worker.s3 import ObjectClient
 
 #: For how long the objects of a row are looked for one by one, in seconds.
 _LOOKING_SECONDS = SECONDS / 2
@@ -33,11 +35,7 @@ def open_store(plugin: str, parameters: Mapping[str, str]) -> StoreClient:
     :raises ObjectStoreError: the parameters and variables do not name a store and the key to it.
     """
     if plugin == "AZURE_BLOB":
-        from pytest_nixl.nixl.worker.azure_blob import BlobClient
-
         return BlobClient.of(parameters, os.environ)
-    from pytest_nixl.nixl.worker.s3 import ObjectClient
-
     return ObjectClient.of(parameters)
 
 

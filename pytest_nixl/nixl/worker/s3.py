@@ -13,10 +13,11 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pytest_nixl.core.extras import pip_install
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.nixl.worker.object_stores import (
     BY_CODE,
@@ -32,6 +33,14 @@ from pytest_nixl.nixl.worker.object_stores import (
     fault_of,
     trusted_by,
 )
+
+if TYPE_CHECKING:
+    from botocore import config, exceptions
+    from botocore import session as botocore_session
+else:  # only the extra s3 installs it
+    config = lazy_module("botocore.config")
+    exceptions = lazy_module("botocore.exceptions")
+    botocore_session = lazy_module("botocore.session")
 
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
@@ -207,22 +216,18 @@ class ObjectClient(StoreClient):
 
     def _receive(self, parsed_response: Mapping[str, Any] | None, **_: object) -> None:
         """Note the server's clock, and end a refused request here: botocore would go on to the bucket's region."""
-        from botocore.exceptions import ClientError
-
         if parsed_response is not None:
             answer = parsed_response["ResponseMetadata"]
             self.ahead = clock_ahead(answer["HTTPHeaders"].get("date"))
             if answer["HTTPStatusCode"] // 100 != 2:
-                raise ClientError(parsed_response, "")
+                raise exceptions.ClientError(parsed_response, "")
 
     @contextlib.contextmanager
     def _named(self, request: str) -> Iterator[None]:
         """Turn an error of botocore into one with the fault and its remedy."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             yield
-        except ClientError as error:
+        except exceptions.ClientError as error:
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             code = error.response.get("Error", {}).get("Code", "")
             if not code or code == str(status):
@@ -231,7 +236,7 @@ class ObjectClient(StoreClient):
             raise ObjectStoreError(
                 f"{self.server} answered {code} to {request} {self.space}", fault.remedy, kind=fault.kind
             ) from None
-        except (BotoCoreError, OSError, http.client.HTTPException) as error:
+        except (exceptions.BotoCoreError, OSError, http.client.HTTPException) as error:
             problem, fault = fault_of(cause_of(error), CONNECTION_FAULTS)
             raise ObjectStoreError(f"{self.server} {problem}", fault.remedy, kind=fault.kind) from None
 
@@ -243,18 +248,16 @@ def _open_session(region: str = "") -> Any:
     :raises ObjectStoreError: botocore is not installed.
     """
     try:
-        import botocore.session
-        from botocore.config import Config
+        session = botocore_session.Session()
     except ImportError as error:
         raise ObjectStoreError(
             f"objects are compared with AWS's client for Python, but {error.name} cannot be imported",
             f"run {pip_install('s3')} in the environment of every rank",
         ) from None
-    session = botocore.session.Session()
     if region:
         session.set_config_variable("region", region)
     session.set_default_client_config(
-        Config(
+        config.Config(
             connect_timeout=SECONDS,
             read_timeout=SECONDS,
             retries={"total_max_attempts": 1},
@@ -277,11 +280,9 @@ def _configured_region() -> str:
 @contextlib.contextmanager
 def _credential_faults() -> Iterator[None]:
     """Turn an error of AWS's variables, files and services that give credentials into one with a remedy."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         yield
-    except (BotoCoreError, ClientError, OSError) as error:
+    except (exceptions.BotoCoreError, exceptions.ClientError, OSError) as error:
         raise ObjectStoreError(
             f"AWS credentials cannot be read: {redact(str(error))}",
             f"correct AWS's variables and files, or {_KEYS}",

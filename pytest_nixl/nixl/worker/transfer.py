@@ -32,7 +32,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytest_nixl.core.lazy_module import lazy_module
+
+if TYPE_CHECKING:
+    import numpy as np
+else:  # pytest imports this module too, and has no need for numpy
+    np = lazy_module("numpy")
 
 WINDOWS = 10
 #: A row at a decisive rate ends after this many windows if so many of them agree: the slowest of these takes at most
@@ -514,8 +521,6 @@ def _warm_up(transfers: Transfers, least: float, done: int, seconds: float) -> f
 
 
 def _order_statistics(stamps: array[int]) -> list[int]:
-    import numpy as np  # pytest imports this module too, and has no other need for numpy
-
     ordered = np.sort(np.frombuffer(stamps, dtype=np.int64))
     count = min(len(ordered), LATENCIES)
     return [int(ordered[int((i + 0.5) * len(ordered) / count)]) for i in range(count)]

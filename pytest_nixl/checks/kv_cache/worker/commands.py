@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypedDict, cast
 
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, KvMethod, draw
 from pytest_nixl.core.cpu_contention import CpuContention
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.strict import Number, RefTo
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
@@ -28,6 +29,13 @@ from pytest_nixl.model.worker_commands import (
     WorkerObjects,
 )
 from pytest_nixl.nixl.worker.transfer import Transfers
+
+if TYPE_CHECKING:
+    from pytest_nixl.checks.kv_cache.worker import cache
+    from pytest_nixl.checks.kv_cache.worker import requests as kv_requests
+else:  # pytest imports this module too, and has no need for numpy
+    cache = lazy_module("pytest_nixl.checks.kv_cache.worker.cache")
+    kv_requests = lazy_module("pytest_nixl.checks.kv_cache.worker.requests")
 
 RequestsRef: TypeAlias = Annotated[Ref, RefTo("requests")]
 #: A block's number, or -1 for none.
@@ -89,8 +97,6 @@ class MeasuredRequests(TypedDict):
 
 def kv_fill(objects: WorkerObjects, buffer: BufferRef, layout: KvLayout, seed: Count, inverted: bool) -> None:
     """Fill a KV cache with the pattern of ``seed`` or its complement."""
-    from pytest_nixl.checks.kv_cache.worker import cache  # pytest imports this module too, and has no need for numpy
-
     cache.fill(objects.get(buffer), layout, seed, inverted=inverted)
 
 
@@ -102,8 +108,6 @@ def kv_compare(
     :param draws: with the ``range`` of the caches that each request used, in which it was made.
     :param initiator: whether the cache is the initiator's (after a READ).
     """
-    from pytest_nixl.checks.kv_cache.worker import cache
-
     ranges = [drawn.get("range", 0) * layout.range_blocks for drawn in draws]
     moved = [drawn.moved(blocks) for drawn, blocks in zip(_drawn(layout, draws), ranges, strict=True)]
     moves = [(drawn.local, drawn.remote) if initiator else (drawn.remote, drawn.local) for drawn in moved]
@@ -127,13 +131,11 @@ def kv_prepare(
     :param storage: the buffer of the target if it is a file or objects: a request then ends with its sync instead of
         the target's acknowledgement.
     """
-    from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvRequests
-
-    local, remote = (CacheSide(*side) for side in sides)
+    local, remote = (kv_requests.CacheSide(*side) for side in sides)
     raw = objects.get(agent)
     transfers = Transfers(raw, target, [], {}, acknowledged=True, notify_each=False)
     file = objects.get(storage) if storage is not None else None
-    requests = KvRequests(
+    requests = kv_requests.KvRequests(
         raw, transfers, target, op, plugin, layout, (local, remote), KvMethod(method), merge=merge, file=file
     )
     return {"requests": objects.keep(requests, "requests"), "seconds": requests.prepare_seconds}

@@ -16,15 +16,21 @@ import uuid
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
 from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.gpu_errors import CUDA_ERRORS, OTHER_REMEDY
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.nixl.worker.devices import Device, Vendor, WorkerGpu, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import TILE, tile
+
+if TYPE_CHECKING:
+    from pytest_nixl.nixl.worker.devices import by_torch
+else:  # it imports torch
+    by_torch = lazy_module("pytest_nixl.nixl.worker.devices.by_torch")
 
 #: Device nodes of the driver on Linux and on Windows Subsystem for Linux.
 _NODES = ("/dev/nvidiactl", "/dev/dxg")
@@ -69,7 +75,7 @@ def _bindings() -> Any:
 
 def _torch(*, node_exists: bool) -> Vendor:
     try:
-        from pytest_nixl.nixl.worker.devices.by_torch import Torch
+        torch_devices = by_torch.Torch()
     except ImportError:
         if not node_exists:
             raise NotApplicableError(*_NO_DRIVER) from None
@@ -77,7 +83,6 @@ def _torch(*, node_exists: bool) -> Vendor:
             "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch",
             f"run `{pip_install('gpu')}` for the Python that runs the tests",
         ) from None
-    torch_devices = Torch()
     if not torch_devices.devices():
         if not node_exists:
             raise NotApplicableError(*_NO_DRIVER)
