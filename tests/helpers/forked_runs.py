@@ -199,7 +199,7 @@ def _import_all() -> None:
         if name in sys.modules:
             sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"
     importlib.import_module("pytest_nixl.cli.doctor")  # no test forks another command
-    importlib.import_module("pytest_nixl.nixl.worker.__main__")
+    importlib.import_module("pytest_nixl.nixl.worker.serving")
     importlib.import_module("pytest_nixl.nixl.worker.commands")
     importlib.import_module("pytest_nixl.nixl.worker.forks")
     # Else each run would ask git seven times, and a run that writes a record start a Python to ask the processor.

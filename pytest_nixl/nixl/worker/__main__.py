@@ -2,158 +2,15 @@
 """The worker process: ``python __main__.py FD PARENT`` serves commands on the socket FD until its parent ends.
 
 ``python __main__.py FD`` is the process from which workers are forked: it gets the requests for them on the socket FD.
-
-A worker ends with ``os._exit`` instead of a normal exit of Python, in which several NIXL builds crash or hang.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import faulthandler
-import os
-import select
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
-
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
-_IOLBF = 1
-#: Sleeps between polls take tens of microseconds, to which the kernel would add fifty.
-_SLACK_NANOSECONDS = 1000
-#: NIXL's errors that an RDMA device can cause.
-_OF_DEVICES = ("nixlBackendError", "nixlRemoteDisconnectError")
-#: The module that a worker with GPU memory has imported.
-_OF_GPU_MEMORY = "pytest_nixl.nixl.worker.vram"
-
-
-def _prepare_process(parent: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    libc.prctl(_PR_SET_TIMERSLACK, _SLACK_NANOSECONDS, 0, 0, 0)
-    # Let C libraries write line by line: UCX's output is read while the worker runs, and must survive a crash.
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-    # Print the stack of every thread on SIGUSR1, which the parent sends before it ends a worker that hangs.
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    faulthandler.enable()
-
-
-def _error(error: BaseException) -> dict[str, Any]:
-    from pytest_nixl.core.errors import NixlPluginError
-    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, PEER_REMEDY, passthrough_fault, rdma_fault, wants_rdma
-    from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, address_space_fault, shortage
-    from pytest_nixl.model import nixl_releases
-    from pytest_nixl.nixl.installed import hidden_module
-    from pytest_nixl.nixl.worker.commands import CommandRefusedError
-    from pytest_nixl.nixl.worker.nixl_api import NixlCallError, NixlImportError
-    from pytest_nixl.nixl.worker.transfer import StepTimeoutError
-
-    module = type(error).__module__
-    kind = "python"
-    if isinstance(error, NixlPluginError):
-        text = "".join(traceback.format_exception(error))
-        name = type(error).__name__
-        return {"kind": "ours", "type": name, "message": error.reason, "remedy": error.remedy, "traceback": text}
-    if isinstance(error, CommandRefusedError):
-        kind = "refused"
-    elif isinstance(error, StepTimeoutError):
-        kind = "timeout"
-    elif nixl_releases.is_error(module):
-        kind, name = "nixl", type(error).__name__
-        of_devices = name in _OF_DEVICES
-        of_gpu = of_devices and _OF_GPU_MEMORY in sys.modules
-        for fault, remedy in (
-            shortage() or ("", ""),
-            rdma_fault(os.environ) if of_devices else ("", ""),
-            passthrough_fault(os.environ) if of_gpu else ("", ""),
-        ):
-            if fault:
-                description = f"{error}: {fault}"
-                return {"kind": kind, "type": name, "message": description, "remedy": remedy, "traceback": ""}
-        if of_devices and wants_rdma(os.environ):
-            first = f"{PEER_REMEDY}; " if name == "nixlRemoteDisconnectError" else ""
-            remedy = f"{first}{ASK_DOCTOR}; and read NIXL's log lines below"
-            return {"kind": kind, "type": name, "message": str(error), "remedy": remedy, "traceback": ""}
-    elif isinstance(error, NixlCallError):
-        remedy = "correct the arguments of the call; NIXL's log lines below may say more"
-        return {"kind": "nixl", "type": error.type_name, "message": str(error), "remedy": remedy, "traceback": ""}
-    elif isinstance(error, NixlImportError):
-        return {"kind": "import", "type": module, "message": str(error), "remedy": error.remedy, "traceback": ""}
-    elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        fault = address_space_fault() or "the kernel gives it no more"
-        remedy = ADDRESS_SPACE_REMEDY if address_space_fault() else "end other processes, or measure smaller blocks"
-        description = f"memory cannot be allocated: {fault}"
-        return {"kind": "ours", "type": module, "message": description, "remedy": remedy, "traceback": ""}
-    elif isinstance(error, ImportError) and (hidden := hidden_module(error)):
-        reason = f"{error}; {hidden[0]}"
-        return {"kind": "ours", "type": module, "message": reason, "remedy": hidden[1], "traceback": ""}
-    text = "".join(traceback.format_exception(error))
-    return {"kind": kind, "type": type(error).__name__, "message": str(error), "traceback": text}
-
-
-class _Lines:
-    """Read lines from the parent, and tell whether another line has arrived."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._buffer = b""
-
-    def __iter__(self) -> Iterator[bytes]:
-        while True:
-            while b"\n" not in self._buffer:
-                chunk = self._channel.recv(1 << 20)
-                if not chunk:
-                    return
-                self._buffer += chunk
-            line, _, self._buffer = self._buffer.partition(b"\n")
-            yield line
-
-    def waiting(self) -> bool:
-        return bool(self._buffer or select.select([self._channel], [], [], 0)[0])
-
-
-def _serve(channel: socket.socket) -> None:
-    from pytest_nixl.core.wire import decode, encode
-    from pytest_nixl.nixl.worker.commands import Commands
-
-    lines = _Lines(channel)
-    commands = Commands(cancelled=lines.waiting)
-    for line in lines:
-        message = decode(line)
-        command, number = message["command"], message["number"]
-        if command == "exit":
-            return
-        if command == "cancel":
-            continue  # it was for a command that has already ended
-        try:
-            reply = encode({"number": number, "result": commands.handle(command, message["arguments"])})
-        except Exception as error:  # every failure is an answer, which pytest interprets
-            reply = encode({"number": number, "error": _error(error)})
-        channel.sendall(reply)
-
-
-def work(channel: socket.socket, parent: int) -> NoReturn:
-    """Serve commands, then end the process immediately.
-
-    :param parent: the id of the parent, with which the process ends.
-    """
-    _prepare_process(parent)
-    status = 0
-    try:
-        _serve(channel)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def main(descriptor: str, parent: str = "") -> None:
@@ -161,16 +18,14 @@ def main(descriptor: str, parent: str = "") -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # pytest says what ended it; Python would print a traceback
     # The package is that of pytest. All else, NIXL above all, is what any program finds: PYTHONPATH first.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
-    from pytest_nixl.core.resource_limits import be_ended_first
-
+    import_module("pytest_nixl")
     del sys.path[0]
-    channel = socket.socket(fileno=int(descriptor))
-    be_ended_first()
-    if parent:
-        work(channel, int(parent))
-    from pytest_nixl.nixl.worker.forks import serve_forks
+    from pytest_nixl.nixl.worker import forks, serving  # they cannot be found before
 
-    serve_forks(channel, work)
+    channel = socket.socket(fileno=int(descriptor))
+    if parent:
+        serving.work(channel, int(parent))
+    forks.serve_forks(channel, serving.work)
 
 
 if __name__ == "__main__":

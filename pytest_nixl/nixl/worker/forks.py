@@ -19,7 +19,16 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pytest_nixl.core.lazy_module import lazy_module, load
+from pytest_nixl.core.resource_limits import be_ended_first
+
+if TYPE_CHECKING:
+    from pytest_nixl.nixl.worker import commands, files
+else:  # an executed worker reads this module too, before it is prepared to load them
+    commands = lazy_module("pytest_nixl.nixl.worker.commands")
+    files = lazy_module("pytest_nixl.nixl.worker.files")
 
 #: The descriptors of a request for a worker: its channel, its log, its working directory.
 DESCRIPTORS = 3
@@ -36,9 +45,9 @@ def serve_forks(channel: socket.socket, become_worker: Callable[[socket.socket, 
     :param channel: the connection to pytest's process, with whose end this process ends.
     :param become_worker: serves the commands of a worker; it gets the worker's channel and the id of this process.
     """
-    import pytest_nixl.nixl.worker.commands
-    import pytest_nixl.nixl.worker.files  # noqa: F401 - imports numpy
-
+    be_ended_first()
+    load(commands)
+    load(files)  # and numpy with it
     alone = len(os.listdir("/proc/self/task")) == 1  # a process with threads cannot fork safely
     inherited = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, no exit code is known
     gc.freeze()

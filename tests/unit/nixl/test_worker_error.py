@@ -15,7 +15,7 @@ import pytest
 from pytest_nixl.core import rdma_fault
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.wire import decode, encode
-from pytest_nixl.nixl.worker import __main__ as worker
+from pytest_nixl.nixl.worker import serving as worker
 from pytest_nixl.nixl.worker.commands import CommandRefusedError
 from pytest_nixl.nixl.worker.nixl_api import NixlImportError
 from pytest_nixl.nixl.worker.transfer import StepTimeoutError
