@@ -8,6 +8,7 @@ used, so that an installed and unused plugin costs nothing. No module of this pa
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 
 TYPE_CHECKING = False  # as in typing, which a file on PYTHONPATH may hide: pytest_nixl.__main__ says so
@@ -184,7 +185,6 @@ def _load(name: str) -> Any:
     """Return what an importer of ``name`` gets. :raises AttributeError: if it is not public."""
     if name == "__all__":
         return sorted(["__version__", *(public for names in _MODULES.values() for public in names)])
-    from importlib import import_module
     from importlib.metadata import PackageNotFoundError, version
 
     if name == "__version__":

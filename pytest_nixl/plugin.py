@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.fixtures.agents import (
     gpu_buffer,
     nixl_agent,
@@ -27,10 +28,17 @@ from pytest_nixl.fixtures.s3 import nixl_s3
 from pytest_nixl.session.options import add_options, join_flags, uses_options
 
 if TYPE_CHECKING:
-    from pytest_nixl.run_hooks import RunHooks
-
-# Nothing else of ours is imported, and no setting is read, unless the project uses the plugin: see _begin. What only
-# such a run needs is in pytest_nixl.run_hooks.
+    from pytest_nixl import run_hooks
+    from pytest_nixl.core import terminal_output
+    from pytest_nixl.report import brief_output
+    from pytest_nixl.session import ending, given_options, suites
+else:  # a project that does not use the plugin loads none of them, and no setting is read: see _begin
+    run_hooks = lazy_module("pytest_nixl.run_hooks")
+    terminal_output = lazy_module("pytest_nixl.core.terminal_output")
+    brief_output = lazy_module("pytest_nixl.report.brief_output")
+    ending = lazy_module("pytest_nixl.session.ending")
+    given_options = lazy_module("pytest_nixl.session.given_options")
+    suites = lazy_module("pytest_nixl.session.suites")
 
 #: The plugin's fixtures: pytest finds them here by name, and ruff compares this list with the imports.
 __all__ = [
@@ -50,11 +58,11 @@ __all__ = [
 ]
 
 #: The hooks of the run; missing: the project has not used the plugin yet.
-_HOOKS: pytest.StashKey[RunHooks] = pytest.StashKey()
+_HOOKS: pytest.StashKey[run_hooks.RunHooks] = pytest.StashKey()
 _FIXTURES = frozenset(__all__)
 
 
-def _begin(config: pytest.Config, *, configured: bool = False) -> RunHooks:
+def _begin(config: pytest.Config, *, configured: bool = False) -> run_hooks.RunHooks:
     """Return the hooks of the run. The first call registers the parts of the plugin that observe the run.
 
     It is called when an option or ini value of ours is given (``configured``), when a test with a fixture or the marker
@@ -62,9 +70,8 @@ def _begin(config: pytest.Config, *, configured: bool = False) -> RunHooks:
     """
     if _HOOKS in config.stash:
         return config.stash[_HOOKS]
-    from pytest_nixl.run_hooks import RunHooks
-
-    config.stash[_HOOKS] = (RunHooks.configured if configured else RunHooks.of)(config)
+    begin = run_hooks.RunHooks.configured if configured else run_hooks.RunHooks.of
+    config.stash[_HOOKS] = begin(config)
     return config.stash[_HOOKS]
 
 
@@ -82,20 +89,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     join_flags(args)
     if any(".py" in argument for argument in args):
-        from pytest_nixl.session.suites import find_pasted
-
         options = early_config.known_args_namespace
-        if pasted := find_pasted(options.file_or_dir, early_config.invocation_params.dir):
+        if pasted := suites.find_pasted(options.file_or_dir, early_config.invocation_params.dir):
             args[:] = [*(pasted.get(argument, argument) for argument in args), "--pyargs"]
             options.file_or_dir = [pasted.get(each, each) for each in options.file_or_dir]
             options.pyargs = True
     if sys.stdout is None and (
         any("nixl" in argument for argument in args) or "suites" in early_config.getini("testpaths")
     ):
-        from pytest_nixl.core.terminal_output import TerminalOutput, reopen_closed_output
-
-        reopen_closed_output()
-        early_config.pluginmanager.register(TerminalOutput(closed=True), "nixl-output")
+        terminal_output.reopen_closed_output()
+        early_config.pluginmanager.register(terminal_output.TerminalOutput(closed=True), "nixl-output")
     yield
 
 
@@ -110,9 +113,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
         code = yield
     except pytest.UsageError as error:
         if _HOOKS in config.stash or uses_options(config):
-            from pytest_nixl.session.given_options import printable_error
-
-            error.args = printable_error(config, error)
+            error.args = given_options.printable_error(config, error)
         raise
     except KeyboardInterrupt:  # Ctrl-C again, while the run was ending
         if _HOOKS not in config.stash:
@@ -125,9 +126,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
 
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_NIXL_ENDING" in os.environ:
-        from pytest_nixl.session.ending import take_path
-
-        take_path(config)
+        ending.take_path(config)
     config.addinivalue_line(
         "markers",
         "nixl_check(id, level='standard', own=False): the id of the check that a test makes; level: quick, standard or "
@@ -139,9 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "how long it waits, if that is seconds",
     )
     if "suites" in config.getini("testpaths") or any("nixl" in argument for argument in config.args):
-        from pytest_nixl.report.brief_output import quiet_benchmarks
-
-        quiet_benchmarks(config)
+        brief_output.quiet_benchmarks(config)
     controls_xdist = config.getoption("dist", "no") != "no" or bool(config.getoption("tx", None))
     if (configured := uses_options(config)) or controls_xdist:
         _begin(config, configured=configured)

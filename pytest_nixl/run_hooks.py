@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.strict import printable
 from pytest_nixl.core.terminal_output import TerminalOutput
 from pytest_nixl.etcd.errors import EtcdError
@@ -43,6 +44,13 @@ from pytest_nixl.session.run import Run
 from pytest_nixl.session.silent_profile import refuse_silence
 from pytest_nixl.session.suites import suite_of
 
+if TYPE_CHECKING:
+    from pytest_nixl import cluster_hooks
+    from pytest_nixl.etcd_servers import container as etcd_container
+else:  # few runs need them
+    cluster_hooks = lazy_module("pytest_nixl.cluster_hooks")
+    etcd_container = lazy_module("pytest_nixl.etcd_servers.container")
+
 _log = logging.getLogger(__name__)
 
 
@@ -52,10 +60,8 @@ def _require_image(settings: Settings) -> None:
     :raises pytest.UsageError: if the image is neither on this machine nor can be fetched.
     """
     if settings.etcd_server == "container":
-        from pytest_nixl.etcd_servers.container import ensure_image
-
         try:
-            ensure_image(settings.etcd_image)
+            etcd_container.ensure_image(settings.etcd_image)
         except EtcdError as error:
             raise pytest.UsageError(f"--nixl-etcd-server=container: {error.reason}") from None
 
@@ -127,10 +133,8 @@ class RunHooks:
             return cls(run)
         try:
             if run.placement.several:
-                from pytest_nixl.cluster_hooks import refuse, write_plainly
-
-                write_plainly(config, run)
-                refuse(config, run)
+                cluster_hooks.write_plainly(config, run)
+                cluster_hooks.refuse(config, run)
             if run.settings.judged_by:
                 refuse_accidents(config, run.settings)
                 find(run)
@@ -232,9 +236,7 @@ class RunHooks:
         """Take part in a run of several ranks."""
         if self.run.parallel or session.config.option.collectonly or not self.run.in_cluster:
             return None
-        from pytest_nixl.cluster_hooks import take_part
-
-        return take_part(session, self.run)
+        return cluster_hooks.take_part(session, self.run)
 
     def runtest_setup(self, item: pytest.Item) -> None:
         """Watch what else uses the host's processors while a check runs."""
@@ -260,9 +262,7 @@ class RunHooks:
         """Judge the run, write its reports, and leave the group of ranks."""
         run = self.run
         if run.rank_session is not None:
-            from pytest_nixl.cluster_hooks import conclude
-
-            conclude(session, run)
+            cluster_hooks.conclude(session, run)
         if not run.parallel and not run.serves:
             if exitstatus == pytest.ExitCode.USAGE_ERROR:
                 write_session_refusal(session.config, run)
@@ -283,9 +283,7 @@ class RunHooks:
             if not isinstance(error, KeyboardInterrupt):  # after Ctrl-C, what pytest left out is written below
                 raise
         if run.rank_session is not None:
-            from pytest_nixl.cluster_hooks import leave_group as leave_group
-
-            for text in leave_group(session, run):
+            for text in cluster_hooks.leave_group(session, run):
                 print(text, file=sys.stderr)
         if run.record.interrupted or run.serves:
             report_if_unwritten(session.config, run)

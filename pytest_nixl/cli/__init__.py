@@ -17,13 +17,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import hider
 from pytest_nixl.core.resource_limits import file_fault
 from pytest_nixl.core.strict import error_text, printable
+
+if TYPE_CHECKING:
+    from pytest_nixl.cli import run as run_command
+    from pytest_nixl.core import terminal_output
+else:  # the second imports pytest: 60 ms that no command needs
+    run_command = lazy_module("pytest_nixl.cli.run")
+    terminal_output = lazy_module("pytest_nixl.core.terminal_output")
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 _CTRL_C = 128 + signal.SIGINT
@@ -105,9 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return _refuse("standard output is closed: redirect it to a file, such as >answer.txt")
     if sys.stdin is None or sys.stderr is None:
-        from pytest_nixl.core.terminal_output import fill_closed_descriptors
-
-        fill_closed_descriptors()
+        terminal_output.fill_closed_descriptors()
     output = PrintableStream(sys.stdout)
     try:
         with redirect_stdout(output):
@@ -124,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error is not output.failure:
             return _refuse(_one_line(_system_error_text(error)))
-        _discard_stdout()
+        terminal_output.discard_stdout()  # Python would fail again at exit, when it flushes its buffer
         if isinstance(error, BrokenPipeError):
             _refuse("standard output cannot be written: the program that was reading it has ended")
             return FAILED
@@ -189,13 +195,6 @@ def _system_error_text(error: OSError) -> str:
     return "; remedy: ".join(file_fault(error))
 
 
-def _discard_stdout() -> None:
-    """Discard further output, because Python would otherwise fail again at exit, when it flushes its buffer."""
-    from pytest_nixl.core.terminal_output import discard_stdout  # which imports pytest: 60 ms that no command needs
-
-    discard_stdout()
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser that prints an error as one sentence."""
 
@@ -206,9 +205,7 @@ class _Parser(argparse.ArgumentParser):
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Separate the arguments of pytest, which ``pytest-nixl run`` passes on, from ours."""
     if arguments and arguments[0] == "run":
-        from pytest_nixl.cli.run import split
-
-        return split(arguments)
+        return run_command.split(arguments)
     return arguments, ()
 
 

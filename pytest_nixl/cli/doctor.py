@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.examine import examine, failed, lines, plain
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.core.strict import printable
 from pytest_nixl.host.peers import SIDE_CHANNEL_PORT
@@ -23,7 +24,11 @@ from pytest_nixl.processes.supervisor import close_supervisor
 from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:
-    from pytest_nixl.host.facts import Facts
+    from pytest_nixl.checks.doctor import transfers
+    from pytest_nixl.host import facts as host_facts
+else:  # the first workers load NIXL while this process imports them
+    transfers = lazy_module("pytest_nixl.checks.doctor.transfers")
+    host_facts = lazy_module("pytest_nixl.host.facts")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,7 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def gathered(
     arguments: argparse.Namespace, root: FactsRoot, *, image: bool = False, transfer: bool = False
-) -> tuple[Facts, tuple[str, ...]]:
+) -> tuple[host_facts.Facts, tuple[str, ...]]:
     """Gather the facts that the options ask for.
 
     :param arguments: the options of :func:`add_sources`.
@@ -113,12 +118,8 @@ def gathered(
     backends = parse_backends(backend_text or "UCX")
     proofs = ProofsInAdvance(backends) if transfer else None
     try:
-        # The first workers load NIXL while this process imports the rest.
-        from pytest_nixl.checks.doctor.transfers import with_transfers
-        from pytest_nixl.host.facts import gather
-
         with refuse_unreadable_tree(root):
-            facts = gather(
+            facts = host_facts.gather(
                 root,
                 backends=backends,
                 etcd="" if image else arguments.etcd,
@@ -127,7 +128,7 @@ def gathered(
                 side_channels=() if image else arguments.side_channel,
             )
         if proofs is not None:
-            facts = with_transfers(facts, proofs.results(gpus=bool(facts.gpu.gpus)))
+            facts = transfers.with_transfers(facts, proofs.results(gpus=bool(facts.gpu.gpus)))
     finally:
         if proofs is not None:
             proofs.close()

@@ -5,14 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from pytest_nixl.core import units
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.report.svg import Axis, Series, lines, sizes_axis, value_axis
 from pytest_nixl.store.record_reader import RecordedRun
+
+if TYPE_CHECKING:
+    from pytest_nixl.report import history as row_history
+else:  # it imports numpy
+    row_history = lazy_module("pytest_nixl.report.history")
 
 #: The most history charts in a report. Rows with changes come first.
 _MOST_HISTORIES = 200
@@ -143,11 +150,10 @@ def history(runs: Sequence[RecordedRun]) -> list[ChartCard]:
     """
     if len(runs) < 2:
         return []
-    from pytest_nixl.report.history import courses, of_one_machine
-
-    comparable, _ = of_one_machine(runs)
+    comparable, _ = row_history.of_one_machine(runs)
     charted = sorted(
-        (course for course in courses(comparable) if len(course.runs) > 1), key=lambda course: -len(course.steps)
+        (course for course in row_history.courses(comparable) if len(course.runs) > 1),
+        key=lambda course: -len(course.steps),
     )
     cards = []
     for course in charted[:_MOST_HISTORIES]:

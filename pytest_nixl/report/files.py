@@ -8,16 +8,22 @@ import io
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.strict import printable
 from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.verdict_file import verdict_file
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.store import write_whole
+
+if TYPE_CHECKING:
+    from pytest_nixl.report import page
+else:  # it imports jinja2
+    page = lazy_module("pytest_nixl.report.page")
 
 _KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
@@ -73,9 +79,7 @@ def write(report: RunReport, path: Path) -> None:
 
 
 def _page(report: RunReport) -> str:
-    from pytest_nixl.report.page import page  # needs jinja2
-
-    return page(report)
+    return page.page(report)
 
 
 def _accept(extension: Extension, loaded: Any) -> ReportFormat:

@@ -7,13 +7,18 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.units import KIB, MIB, format_size, parse_size
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.nixl.backends import BACKENDS
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_nixl.model.settings import Settings
+else:  # the doctor reads the option's default, and does without it
+    pytest = lazy_module("pytest")
 
 
 #: The folder of the caches of the first processor, as Linux names it.
@@ -78,8 +83,6 @@ def refuse_footprint(settings: Settings) -> None:
 
     :raises pytest.UsageError: with one sentence.
     """
-    import pytest  # the doctor reads the option's default, and does without it
-
     size = settings.footprint
     if size is None:
         return

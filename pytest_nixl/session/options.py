@@ -10,10 +10,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.session.option_table import OPTION_TABLE
 
 if TYPE_CHECKING:
     import pytest
+else:  # the commands that read values of options do without it
+    pytest = lazy_module("pytest")
 
 #: The option whose value is a list of flags of another program.
 TAKES_FLAGS = "--nixl-nixlbench-args"
@@ -45,8 +48,6 @@ def join_flags(arguments: list[str]) -> None:
             # argparse takes a word with a space for a value, even if it begins with a dash.
             option = value is not None and value.startswith("-") and " " not in value
             if value is None or (option and not re.fullmatch(_FLAG_AS_VALUE, value, re.DOTALL)):
-                import pytest  # the commands that read values of options need none of it
-
                 raise pytest.UsageError(
                     f"{TAKES_FLAGS} is followed by {'nothing' if value is None else repr(value)}: expected flags of "
                     f"nixlbench, such as {TAKES_FLAGS}='--check_consistency=1'"

@@ -7,11 +7,12 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.cluster.group import LEAST_LEASE, MOST_LEASE
 from pytest_nixl.core import units
 from pytest_nixl.core.extensions import REPORT_FORMATS
+from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.judge.profiles import load_profile
@@ -22,6 +23,15 @@ from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.settings import LEVELS, MOST_LAUNCHES, RAW_TOOLS, REPORT_ENDINGS, AlternateImage
 from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
 from pytest_nixl.session.options import report_ending
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd_servers import rank0
+    from pytest_nixl.nixl import s3_server
+    from pytest_nixl.nixl.worker import s3
+else:  # few runs have these options
+    rank0 = lazy_module("pytest_nixl.etcd_servers.rank0")
+    s3_server = lazy_module("pytest_nixl.nixl.s3_server")
+    s3 = lazy_module("pytest_nixl.nixl.worker.s3")
 
 #: The largest accepted numbers. A larger number is a typing error, and a worker would run out of memory.
 MOST_KV_REQUESTS, LEAST_KV_RATE, MOST_KV_RATE = 1024, 0.001, 1e6
@@ -123,9 +133,7 @@ def parse_token(text: str) -> str:
 
 def parse_listen(text: str) -> str:
     """Check the address at which rank 0 serves an etcd. :raises ValueError: if it is not ``ADDR:PORT``."""
-    from pytest_nixl.etcd_servers.rank0 import ListenAddress
-
-    return str(ListenAddress.parse(text))
+    return str(rank0.ListenAddress.parse(text))
 
 
 def parse_kv_tp(text: str) -> tuple[int, int]:
@@ -316,18 +324,15 @@ def parse_backend_params(text: str) -> tuple[BackendParameter, ...]:
 
 def parse_s3(text: str) -> str:
     """Parse the URL of an S3 server, ``embedded`` or ``container[:IMAGE]``. :raises ValueError: it is none of them."""
-    from pytest_nixl.nixl.s3_server import CONTAINER, EMBEDDED
-    from pytest_nixl.nixl.worker.s3 import parse_server
-
-    if text in (EMBEDDED, CONTAINER):
+    if text in (s3_server.EMBEDDED, s3_server.CONTAINER):
         return text
     kind, colon, image = text.partition(":")
-    if kind == CONTAINER and colon:
+    if kind == s3_server.CONTAINER and colon:
         return f"{kind}:{parse_image(image)}"
     if "@" in text:
         raise ValueError("the URL has a user (not shown): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
     try:
-        scheme, address = parse_server(text)
+        scheme, address = s3.parse_server(text)
     except ValueError:
         raise ValueError(f"{text!r} is not the URL of an S3 server") from None
     return f"{scheme}://{address}"

@@ -15,6 +15,8 @@ import pytest_nixl
 #: Of ours, what the table of options, the hooks and the fixtures' names need.
 NEEDED = {
     "pytest_nixl",
+    "pytest_nixl.core",
+    "pytest_nixl.core.lazy_module",
     "pytest_nixl.fixtures",
     "pytest_nixl.fixtures.agents",
     "pytest_nixl.fixtures.etcd",
@@ -25,7 +27,7 @@ NEEDED = {
     "pytest_nixl.session.options",
 }
 #: The only parts of the package that an unused plugin may ever need: none of profiles, launchers, cluster.
-LIGHT = ("fixtures", "plugin", "session")
+LIGHT = ("core", "fixtures", "plugin", "session")
 UNUSED = "def test_nothing(tmp_path): pass\nclass TestMore:\n    def test_more(self, request): pass\n"
 #: A way to use the plugin: the test file, the options, the ini values.
 USES = [
