@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's life: it prepares its process, answers commands until its parent ends, and tells what failed.
+"""Serve the commands of a worker: prepare its process, answer until its parent ends, and report errors.
 
-It ends with ``os._exit`` instead of a normal exit of Python, in which several NIXL builds crash or hang.
+The process ends with ``os._exit`` instead of a normal exit of Python, in which several NIXL builds crash or hang.
 """
 
 from __future__ import annotations
