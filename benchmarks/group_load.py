@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from pytest_nixl.cluster.group import TTL, Roster
-from pytest_nixl.cluster.mailbox import TOGETHER
 from pytest_nixl.cluster.membership import FREQUENT_RANKS, MESSAGE_SECONDS, WATCH_SECONDS
+from pytest_nixl.cluster.messages import TOGETHER
 from pytest_nixl.etcd.transaction import REQUEST_LIMIT
 
 #: The bytes of a seal and the space behind it.

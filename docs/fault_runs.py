@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.checks.faults.misuse import KINDS, NEVER_DONE, MisuseEnding, MisuseOutcome
-from pytest_nixl.checks.faults.outcome import FaultOutcome
+from pytest_nixl.checks.faults.scene import FaultOutcome
 
 RECORDS = Path(__file__).resolve().parent / "reference" / "fault-runs.jsonl"
 #: The releases of NIXL that the page compares.

@@ -39,16 +39,15 @@ from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
 from pytest_nixl.checks.doctor.catalogue import own_checks
 from pytest_nixl.checks.faults.misuse import KINDS
 from pytest_nixl.checks.faults.transfers import FAULTS
+from pytest_nixl.cli.init import PLACEHOLDER, starter_file
 from pytest_nixl.cli.log_scan import read_messages
-from pytest_nixl.cli.starter_files import PLACEHOLDER, starter_file
-from pytest_nixl.cluster import launchers
+from pytest_nixl.cluster import placement
 from pytest_nixl.core.texts import parse_texts
-from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.model.findings import FINDINGS, reproduction
 from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS, OPTIONS, Option
 from pytest_nixl.model.verdicts import Verdict, outcome
 from pytest_nixl.nixl.backends import libraries
-from pytest_nixl.nixl.reproductions import reproduction
-from pytest_nixl.session.suites import ON_REQUEST, SuiteCheck
+from pytest_nixl.session.selection import ON_REQUEST, SuiteCheck
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE, LANDING_PAGE = ROOT / "docs" / "reference", ROOT / "docs" / "index.md"
@@ -530,7 +529,7 @@ def variables_read() -> set[str]:
                                   if isinstance(target, ast.Name)})  # fmt: skip
     variables = {name for option in OPTIONS for name in option.environment}
     variables |= {library.variable for library in libraries.LIBRARIES}
-    for launcher in launchers._LAUNCHERS:
+    for launcher in placement._LAUNCHERS:
         variables |= {launcher.rank, *launcher.ranks, *launcher.group, *launcher.first, *launcher.needs}
     for tree in trees:
         for node in ast.walk(tree):

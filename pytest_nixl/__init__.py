@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pytest_nixl.checks.doctor.check import Check as Check, Requirements as Requirements
-    from pytest_nixl.cluster.launchers import LauncherPlacement as LauncherPlacement
+    from pytest_nixl.cluster.placement import LauncherPlacement as LauncherPlacement
     from pytest_nixl.core.errors import (
         LateError as LateError,
         NixlPluginError as NixlPluginError,
@@ -63,8 +63,9 @@ if TYPE_CHECKING:
         FindingError as FindingError,
         judge_finding as judge_finding,
     )
-    from pytest_nixl.model.kv_model import KvModel as KvModel, kv_model as kv_model
-    from pytest_nixl.model.kv_plan import KvPlan as KvPlan
+    from pytest_nixl.model.kv_cache import KvModel as KvModel
+    from pytest_nixl.model.kv_cache import kv_model as kv_model
+    from pytest_nixl.model.kv_cache import KvPlan as KvPlan
     from pytest_nixl.model.memory import DevicePair as DevicePair, MemoryPair as MemoryPair
     from pytest_nixl.model.row_key import RowKey as RowKey
     from pytest_nixl.model.samples import Samples as Samples
@@ -104,7 +105,7 @@ if TYPE_CHECKING:
 #: The module of each name.
 _MODULES = {
     "checks.doctor.check": ("Check", "Requirements"),
-    "cluster.launchers": ("LauncherPlacement",),
+    "cluster.placement": ("LauncherPlacement",),
     "core.errors": ("LateError", "NixlPluginError", "NotApplicableError"),
     "core.extensions": ("ExtensionError",),
     "core.polling": ("wait_until",),
@@ -137,8 +138,7 @@ _MODULES = {
     "model.expectation": ("Expectation",),
     "model.figure": ("Figure",),
     "model.findings": ("FINDINGS", "Finding", "FindingError", "judge_finding"),
-    "model.kv_model": ("KvModel", "kv_model"),
-    "model.kv_plan": ("KvPlan",),
+    "model.kv_cache": ("KvModel", "KvPlan", "kv_model"),
     "model.memory": ("DevicePair", "MemoryPair"),
     "model.row_key": ("RowKey",),
     "model.samples": ("Samples",),

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from pytest_nixl import run_hooks
     from pytest_nixl.core import terminal_output
     from pytest_nixl.report import brief_output
-    from pytest_nixl.session import ending, given_options, suites
+    from pytest_nixl.session import ending, given_options, selection
 else:  # a project that does not use the plugin loads none of them, and no setting is read: see _begin
     run_hooks = lazy_module("pytest_nixl.run_hooks")
     terminal_output = lazy_module("pytest_nixl.core.terminal_output")
     brief_output = lazy_module("pytest_nixl.report.brief_output")
     ending = lazy_module("pytest_nixl.session.ending")
     given_options = lazy_module("pytest_nixl.session.given_options")
-    suites = lazy_module("pytest_nixl.session.suites")
+    selection = lazy_module("pytest_nixl.session.selection")
 
 #: The plugin's fixtures: pytest finds them here by name, and ruff compares this list with the imports.
 __all__ = [
@@ -90,7 +90,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     join_flags(args)
     if any(".py" in argument for argument in args):
         options = early_config.known_args_namespace
-        if pasted := suites.find_pasted(options.file_or_dir, early_config.invocation_params.dir):
+        if pasted := selection.find_pasted(options.file_or_dir, early_config.invocation_params.dir):
             args[:] = [*(pasted.get(argument, argument) for argument in args), "--pyargs"]
             options.file_or_dir = [pasted.get(each, each) for each in options.file_or_dir]
             options.pyargs = True

@@ -28,21 +28,18 @@ from pytest_nixl.report.junit import add_run_cases, name_by_module
 from pytest_nixl.report.outputs import rewrite_reports, write_refusal, write_reports, write_session_refusal
 from pytest_nixl.report.row_progress import RowProgress
 from pytest_nixl.report.terminal import header, repeat_verdict, report_if_unwritten
-from pytest_nixl.session.agent_check import refuse_agent_options
 from pytest_nixl.session.baseline import compare, find, note_missing_baseline
 from pytest_nixl.session.benchmark import make_benchmark, read_machine_early, records_figures
 from pytest_nixl.session.check_result import add_result, watch_call, watch_load
 from pytest_nixl.session.completeness import completeness_of, refuse_exit_code_0
 from pytest_nixl.session.ending import write_ending
-from pytest_nixl.session.gate import failed, missed, refuse_accidents, unchecked
-from pytest_nixl.session.levels import LevelSelection
+from pytest_nixl.session.gate import failed, missed, refuse_accidents, refuse_silence, unchecked
 from pytest_nixl.session.outcome import Reruns, check_of, refuse_marked
-from pytest_nixl.session.preconditions import Preconditions
+from pytest_nixl.session.preconditions import Preconditions, refuse_agent_options
 from pytest_nixl.session.record_writer import add_ours
 from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, link_id, row_of
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.silent_profile import refuse_silence
-from pytest_nixl.session.suites import suite_of
+from pytest_nixl.session.selection import LevelSelection, suite_of
 
 if TYPE_CHECKING:
     from pytest_nixl import cluster_hooks

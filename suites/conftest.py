@@ -34,13 +34,13 @@ from pytest_nixl.judge.figure_bounds import bounded, judge_figures
 from pytest_nixl.judge.row import another_launch, decisive_bandwidth
 from pytest_nixl.judge.row import judge as judge_row
 from pytest_nixl.measure.interleaved import alternate
-from pytest_nixl.model.bound import Bound
+from pytest_nixl.model.figure import Bound
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import record_samples, record_timed_figures, versions_of
+from pytest_nixl.session.gate import between_hosts
 from pytest_nixl.session.outcome import conclude
-from pytest_nixl.session.silent_profile import between_hosts
 
 from . import early
 

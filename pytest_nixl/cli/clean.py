@@ -10,14 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_nixl.cluster.garbage_collection import clean
+from pytest_nixl.cluster.etcd import clean
 from pytest_nixl.cluster.group import JoinRefusedError
 from pytest_nixl.core.sentences import plural
 from pytest_nixl.host.etcd import ETCD_VARIABLES, client_of, etcdctl_credentials
 from pytest_nixl.processes.leftovers import abandoned, remove_run, watched
 
 if TYPE_CHECKING:
-    from pytest_nixl.cluster.garbage_collection import RemovedGroups
+    from pytest_nixl.cluster.etcd import RemovedGroups
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

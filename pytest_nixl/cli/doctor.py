@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pytest_nixl.checks.doctor.catalogue import examine, failed, lines, plain
 from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.checks.doctor.examine import examine, failed, lines, plain
 from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.core.strict import printable
-from pytest_nixl.host.peers import SIDE_CHANNEL_PORT
+from pytest_nixl.host.network import SIDE_CHANNEL_PORT
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.measure.transfer_proof import ProofsInAdvance

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.deployment_etcd.agents import DEFAULT_NAMESPACE, NamespaceName
-from pytest_nixl.checks.deployment_etcd.deployment import survey_deployment
-from pytest_nixl.checks.deployment_etcd.deployment_text import lines, plain
+from pytest_nixl.checks.deployment_etcd.deployment import lines, plain, survey_deployment
 from pytest_nixl.checks.deployment_etcd.problem import quoted
 from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
 from pytest_nixl.core.sentences import plural

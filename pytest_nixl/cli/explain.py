@@ -19,10 +19,9 @@ from typing import Any, BinaryIO
 from pytest_nixl.cli.log_scan import WEIGHTS, LogScan, MessageMatch, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file, with_plain_links
 from pytest_nixl.core.untrusted_file import open_regular
-from pytest_nixl.model.findings import FINDINGS, known_finding
+from pytest_nixl.model.findings import FINDINGS, known_finding, reproduction
 from pytest_nixl.model.settings import LEVELS, OPTIONS
-from pytest_nixl.nixl.reproductions import reproduction
-from pytest_nixl.session.suites import SuiteCheck, suite_checks, suites_folder
+from pytest_nixl.session.selection import SuiteCheck, suite_checks, suites_folder
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: The most entries that a look-up prints without ``--all``.

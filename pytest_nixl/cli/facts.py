@@ -15,8 +15,8 @@ from pytest_nixl.cli.doctor import add_sources, gathered
 from pytest_nixl.core.redaction import hider
 from pytest_nixl.core.units import gigabits
 from pytest_nixl.core.untrusted_file import write_regular
+from pytest_nixl.host.devices import DESCRIPTIONS, Topology
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu_nic_affinity import DESCRIPTIONS, Topology
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
 from pytest_nixl.model.verdicts import Outcome, outcome

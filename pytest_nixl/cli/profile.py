@@ -12,11 +12,8 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.profile_learning import RUNS_FORM, learned_profile
 from pytest_nixl.judge.profiles import Profile, added_profiles, bundled_profiles, load_profile
 from pytest_nixl.judge.row import rate
-from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.expectation import Expectation, ReferenceRun
-from pytest_nixl.model.figure import FIGURE_KINDS
-from pytest_nixl.model.image import SOFTWARE
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.expectation import SOFTWARE, Expectation, Machine, ReferenceRun
+from pytest_nixl.model.figure import FIGURE_KINDS, Bound
 from pytest_nixl.model.nixlbench_table import read_files
 from pytest_nixl.model.verdicts import Outcome, outcome
 from pytest_nixl.report.table import lines

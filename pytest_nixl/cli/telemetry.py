@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from pytest_nixl.checks.telemetry.exporters import metrics_url, read_page, scrape
 from pytest_nixl.checks.telemetry.live_endpoint import answer_questions, endpoint_values
-from pytest_nixl.checks.telemetry.scrape import metrics_url, read_page, scrape
 from pytest_nixl.core.addresses import ask_addresses
-from pytest_nixl.host.live_nixl import live_nixl
+from pytest_nixl.host.loaded_libraries import live_nixl
 from pytest_nixl.model.verdicts import NOTHING_CHECKED, Outcome, Verdict, outcome
 
 if TYPE_CHECKING:
-    from pytest_nixl.checks.telemetry.live_endpoint import EndpointValue
-    from pytest_nixl.checks.telemetry.questions import Answer
+    from pytest_nixl.checks.telemetry.live_endpoint import Answer, EndpointValue
     from pytest_nixl.core.metrics_text import MetricSample
-    from pytest_nixl.host.live_nixl import LiveNixl
+    from pytest_nixl.host.loaded_libraries import LiveNixl
 
 #: Seconds for the whole answer.
 _TIMEOUT = 10.0

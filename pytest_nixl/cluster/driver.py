@@ -10,9 +10,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from pytest_nixl.cluster.group import Member, MemberLeftError, MemberLostError, longer_lease
-from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Message, PeerLeft
+from pytest_nixl.cluster.messages import Mailbox, Message, PeerLeft
 from pytest_nixl.cluster.peer_client import PeerClient
 from pytest_nixl.cluster.peer_server import Ending, PeerServer, Service
 from pytest_nixl.core.errors import NixlPluginError

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that stand in files beside the code: findings, remedies, faults of checks, errors by their text."""
+"""The texts that stand in files beside the code: findings, remedies, faults of checks, errors by their text.
+
+The doctor and the workers read the errors of GPUs from one table: results of CUDA, texts of NVML, Xids.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,3 +75,28 @@ class Entries(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+@dataclass(frozen=True)
+class GpuError:
+    """A known error of a GPU.
+
+    :param id: its number in CUDA, its Xid number, or a part of NVML's text of it.
+    :param remedy: what to do, as an imperative.
+    :param title: what it is; empty: NVML's text says so.
+    :param corrected: whether the hardware corrects it, so that it is no reason to stop using the GPU.
+    """
+
+    id: str
+    remedy: str
+    title: str = ""
+    corrected: bool = False
+
+
+#: Results of the CUDA driver's functions, by their number.
+CUDA_ERRORS = Entries("gpu-errors", GpuError, "cuda")
+NVML_ERRORS = Entries("gpu-errors", GpuError, "nvml")
+#: Errors that a program cannot cause.
+XIDS = Entries("gpu-errors", GpuError, "xid")
+#: For errors that no table has.
+OTHER_REMEDY = "run `nvidia-smi` and `dmesg` on the host; reboot it"

@@ -20,7 +20,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.host import elf, library_versions
-from pytest_nixl.host.device_code import DeviceCode, device_code
+from pytest_nixl.host.elf import DeviceCode, device_code
 from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, libnixl, plugin_folder
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.software import Software

@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of network interfaces, their addresses, and the resolver's configuration."""
+"""Facts of network interfaces and of other hosts, and the process that listens on a port."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
+import re
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from pytest_nixl.core.addresses import ask_addresses
+from pytest_nixl.core.redaction import hide_command
+from pytest_nixl.core.strict import printable
 from pytest_nixl.host.pci import address_of
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
@@ -117,3 +126,188 @@ def _values(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
         return Fact(None, path, "it cannot be read")
     lines = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [keyword]]
     return Fact(tuple(name for names in lines for name in names), path)
+
+
+_PROC = Path("/proc")
+#: The state of a socket that listens, in /proc/net/tcp.
+_LISTENS = "0A"
+_MOST = 200
+
+
+@dataclass(frozen=True)
+class PortHolder:
+    """A process that listens on a port.
+
+    :param command: its command line without secrets, or its name if it has none.
+    :param parent: the pid of its parent; 0 if that is unknown.
+    """
+
+    pid: int
+    command: str
+    parent: int = 0
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.command})"
+
+
+def port_holder(port: int, proc: Path = _PROC) -> PortHolder | None:
+    """Return the process that listens on a port on any address.
+
+    :param proc: the folder of the processes.
+    :returns: None if nobody does in this network namespace, or the process belongs to a user whose descriptors this
+        process may not see.
+    """
+    sockets = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _inodes(proc / "net" / table, port)}
+    if not sockets:
+        return None
+    for folder in sorted(proc.glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        if any(link in sockets for link in _descriptors(folder / "fd")):
+            return PortHolder(int(folder.name), command_of(folder), parent_of(folder))
+    return None
+
+
+def _inodes(table: Path, port: int) -> list[str]:
+    try:
+        lines = table.read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return []
+    fields = (line.split() for line in lines)
+    return [
+        field[9] for field in fields if len(field) > 9 and field[3] == _LISTENS and field[1].endswith(f":{port:04X}")
+    ]
+
+
+def _descriptors(folder: Path) -> list[str]:
+    descriptors = []
+    try:
+        for entry in os.scandir(folder):
+            try:
+                descriptors.append(os.readlink(entry.path))
+            except OSError:
+                continue
+    except OSError:  # the process has ended, or belongs to another user
+        pass
+    return descriptors
+
+
+def parent_of(folder: Path) -> int:
+    """Return the pid of a process's parent; 0 if that is unknown."""
+    try:
+        match = re.search(r"^PPid:\s*([0-9]+)", (folder / "status").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
+
+
+def command_of(folder: Path) -> str:
+    """Return the command line of a process without secrets, or its name; ``folder`` is its folder in /proc."""
+    try:
+        arguments = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
+        name = (folder / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return "a process that has ended"
+    command = hide_command(" ".join(arguments)) if arguments != [""] else name
+    return printable(command if len(command) <= _MOST else f"{command[:_MOST]}…").replace("\n", " ")
+
+
+PEER_FORM = "HOST or HOST:PORT (any port, because a refused connection shows that the host is reached)"
+#: vLLM listens here by ZMQ over TCP; VLLM_NIXL_SIDE_CHANNEL_PORT is another port.
+SIDE_CHANNEL_PORT = 5600
+SIDE_CHANNEL_FORM = f"HOST or HOST:PORT (default: {SIDE_CHANNEL_PORT}, as VLLM_NIXL_SIDE_CHANNEL_PORT)"
+#: Why a side channel does not answer.
+REFUSED, DROPPED, SILENT = "connection refused", "no answer", "no greeting of ZMQ"
+#: ZMTP: a ZMQ socket sends these bytes at once when a connection is made; eight bytes of padding lie between them.
+_FIRST, _TENTH = 0xFF, 0x7F
+#: The default port. No program listens there: a refused connection is the answer.
+_PORT = 1
+_CONNECT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class ReachedPeer:
+    """Another host and its addresses; ``fault`` says why it is not reached, and is empty if it is."""
+
+    name: str
+    addresses: tuple[str, ...]
+    fault: str
+
+
+def read_peers(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]:
+    """Try to reach each host.
+
+    :param names: the hosts, as ``HOST`` or ``HOST:PORT``.
+    :raises ValueError: a name does not have this form.
+    """
+    for name in names:
+        _split(name)
+    answers = root.ask("peers", lambda: {name: _ask(name) for name in names})
+    return tuple(
+        ReachedPeer(name, tuple(answer["addresses"]), answer["fault"])
+        for name, answer in answers.items()
+        if name != "why"
+    )
+
+
+def read_side_channels(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]:
+    """Try whether ZMQ answers at the side channel of each engine.
+
+    :param names: the side channels, as ``HOST`` or ``HOST:PORT``.
+    :raises ValueError: a name does not have this form.
+    """
+    for name in names:
+        _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
+    answers = root.ask("side-channels", lambda: {name: _ask_side_channel(name) for name in names})
+    return tuple(ReachedPeer(name, (), answer["fault"]) for name, answer in answers.items() if name != "why")
+
+
+def _split(name: str, form: str = PEER_FORM, default: int = _PORT) -> tuple[str, int]:
+    match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", name)
+    if match is None:
+        kind = "peer" if form == PEER_FORM else "side channel"
+        raise ValueError(f"{kind} {name!r} cannot be parsed: expected {form}")
+    return match[1].strip("[]"), int(match[2] or default)
+
+
+def _ask_side_channel(name: str) -> dict[str, str]:
+    """Connect, and read the first bytes that a ZMQ socket sends: a stopped process accepts, and sends nothing."""
+    host, port = _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
+    try:
+        trying = socket.create_connection((host, port), _CONNECT_SECONDS)
+    except socket.gaierror as error:
+        return {"fault": f"its name does not resolve ({error.strerror})"}
+    except ConnectionRefusedError:
+        return {"fault": f"{host} port {port}: {REFUSED}, so no engine listens there"}
+    except TimeoutError:
+        return {"fault": f"{host} port {port}: {DROPPED} within {_CONNECT_SECONDS:.0f} s"}
+    except OSError as error:
+        return {"fault": f"{host} port {port}: {error.strerror or error}"}
+    with trying:
+        try:
+            reply = trying.recv(10)
+        except OSError:
+            reply = b""
+    greeted = len(reply) == 10 and reply[0] == _FIRST and reply[9] == _TENTH
+    return {
+        "fault": "" if greeted else f"{host} port {port}: connected, but {SILENT} came within {_CONNECT_SECONDS:.0f} s"
+    }
+
+
+def _ask(name: str) -> dict[str, Any]:
+    host, port = _split(name)
+    try:
+        entries = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
+    except OSError as error:
+        return {"addresses": [], "fault": f"its name does not resolve ({error.strerror or error})"}
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    with socket.socket(entries[0][0], socket.SOCK_STREAM) as trying:
+        trying.settimeout(_CONNECT_SECONDS)
+        try:
+            code = trying.connect_ex(entries[0][4])
+        except TimeoutError:
+            code = errno.ETIMEDOUT
+    if code in (0, errno.ECONNREFUSED):
+        return {"addresses": addresses, "fault": ""}
+    reason = (
+        f"no answer within {_CONNECT_SECONDS:.0f} s" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)
+    )
+    return {"addresses": addresses, "fault": f"{addresses[0]} port {port}: {reason}"}

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.resource_limits import shortage
-from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
+from pytest_nixl.host.loaded_libraries import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
+from pytest_nixl.nixl.backends.libraries import LOADED, lacking
 from pytest_nixl.nixl.installed import wheel_damage
 from pytest_nixl.processes.hosts import FACTS, LocalHost
 from pytest_nixl.processes.supervisor import supervisor

@@ -14,7 +14,7 @@ from typing import Any
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
-from pytest_nixl.host.process_maps import libraries_of_nixl
+from pytest_nixl.host.loaded_libraries import libraries_of_nixl
 from pytest_nixl.host.ucx_rdma import ask_ucx_rdma, has_devices, printed
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libraries import find_plugin

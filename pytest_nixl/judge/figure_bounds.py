@@ -19,8 +19,7 @@ from pytest_nixl.judge.profile_table import (
     operation,
     positive,
 )
-from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.figure import FIGURE_KINDS, Figure, FigureKind
+from pytest_nixl.model.figure import FIGURE_KINDS, Bound, Figure, FigureKind
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.verdicts import Judgement, Verdict
 

@@ -12,7 +12,7 @@ from pytest_nixl.core import units
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.judge.floors import FEWEST_LAUNCHES, LearnedFloor, learn
 from pytest_nixl.judge.profiles import Profile, parse_profile
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.expectation import Machine
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.record_reader import LARGEST, OURS

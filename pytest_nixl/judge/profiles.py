@@ -32,11 +32,18 @@ from pytest_nixl.judge.profile_table import (
     size_range,
     transport_name,
 )
-from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.expectation import Expectation, ReferenceRun
+from pytest_nixl.model.expectation import (
+    NO_REQUIREMENTS,
+    SOFTWARE,
+    VERSION_FORM,
+    Expectation,
+    ImageRequirements,
+    Machine,
+    ReferenceRun,
+    VersionRange,
+)
+from pytest_nixl.model.figure import Bound
 from pytest_nixl.model.findings import Acceptance, known_finding
-from pytest_nixl.model.image import NO_REQUIREMENTS, SOFTWARE, VERSION_FORM, ImageRequirements, VersionRange
-from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.row_key import BASE, EACH, HUGE, LAST
 from pytest_nixl.model.transports import is_network

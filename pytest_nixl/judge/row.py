@@ -14,8 +14,7 @@ from pytest_nixl.core import units
 from pytest_nixl.core.rdma_fault import TCP_ALONE
 from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY, full_file_system
 from pytest_nixl.judge.floors import FAR_FACTOR, decide_floor
-from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.expectation import Ceiling, Expectation, Machine, row_ceiling
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples
 from pytest_nixl.model.transports import CUDA, EFA, EMULATED, RDMA, SHARED_MEMORY, is_network, ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement, Verdict

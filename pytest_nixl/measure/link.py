@@ -15,8 +15,7 @@ from pytest_nixl.core.units import MIB, gigabytes
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.launch import Launch, versions_named
 from pytest_nixl.model import nixl_releases
-from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.device_counters import lossy_devices
+from pytest_nixl.model.device_counters import CarrierBytes, lossy_devices
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples

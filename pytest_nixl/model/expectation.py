@@ -1,18 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profile says of the rows that it applies to, and the bandwidth that none of them can exceed."""
+"""What a profile expects: of the rows that it applies to, of a machine's hardware, and of its software."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.core import units
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.transports import cards, is_network
 
 if TYPE_CHECKING:
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.samples import Samples
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware of one end of a link, from the profile.
+
+    :param nics: the number of network cards that a rank can use; in a pod, the cards that the pod was given; 0: not
+        given.
+    :param nic_rate: line rate of each card in bytes per second, one way; 0: not given.
+    :param gpus: the number of GPUs; None: not given.
+    :param gpu: the GPU model; empty: not given. A machine of which only the model is given has at least one GPU.
+    :param nics_per_gpu: the number of cards that one GPU reaches; None: not given.
+    :param nic_kind: the transport of the cards, such as ``efa`` or ``rc``; empty: not given.
+    :param scaling: the least ratio of the bandwidth of all GPUs together to the sum of each alone; None: not given.
+    :param source: where each figure is from.
+    """
+
+    nics: int
+    nic_rate: float
+    gpus: int | None
+    gpu: str
+    nic_kind: str
+    source: str
+    nics_per_gpu: int | None = None
+    scaling: float | None = None
+
+    def ceiling(self, devices: int | None) -> float | None:
+        """Return the bytes per second that some network cards carry together, one way; None: not known.
+
+        :param devices: the number of cards; None: it is not known which cards moved the bytes. Then the answer is for
+            the cards that one GPU reaches, or for the only card, but never for all cards of the host.
+        """
+        count = min(devices, self.nics) if devices and self.nics else self.reach
+        return None if count is None else count * self.nic_rate
+
+    @property
+    def reach(self) -> int | None:
+        """The number of network cards that one GPU can use; 1 if there is only one card; None: not known."""
+        return self.nics_per_gpu or (1 if self.nics == 1 else None)
+
+    def most(self, memories: Sequence[MemoryPair] | None) -> int:
+        """Return how many network cards a row can use: those that a GPU reaches if every pair has VRAM, else all.
+
+        :param memories: the row's memory types; None: any.
+        """
+        gpu = bool(memories) and all(pair.on_gpu for pair in memories or ())
+        return (self.reach or self.nics) if gpu else self.nics
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the machine has a GPU."""
+        return bool(self.gpus or (self.gpu and self.gpus is None))
+
+    def is_model(self, name: str) -> bool:
+        """Return whether a GPU of this name is of the machine's model: ``H200`` is not a part of ``GH200``."""
+        return re.search(rf"(?<![a-z0-9]){re.escape(self.gpu)}(?![a-z0-9])", name, re.IGNORECASE) is not None
+
+    def describe(self, count: int) -> str:
+        """Return ``count`` network cards as text: ``4 NICs of 100 Gb/s``."""
+        return f"{count} {'NIC' if count == 1 else 'NICs'} of {units.gigabits(self.nic_rate)} Gb/s"
+
+
+#: The software whose version a profile may want: the key in ``[versions]``, and its name in messages.
+SOFTWARE = {
+    "nixl": "NIXL",
+    "ucx": "UCX",
+    "libfabric": "libfabric",
+    "etcd_cpp_api": "etcd-cpp-apiv3",
+    "cuda": "the CUDA runtime",
+    "torch": "torch",
+    "gdrcopy": "GDRCopy",
+    "efa_installer": "the EFA installer",
+}
+
+
+@dataclass(frozen=True)
+class ImageRequirements:
+    """What a profile wants of an image.
+
+    :param plugins: the NIXL plugins that must load, such as ``UCX``; empty: those of the requested backends, which
+        other checks judge.
+    :param etcd_uri_patch: whether etcd's client library must have the patch that skips the validation of addresses;
+        None: either will do.
+    :param versions: the accepted versions, by the keys of :data:`SOFTWARE`.
+    """
+
+    plugins: tuple[str, ...] = ()
+    etcd_uri_patch: bool | None = None
+    versions: Mapping[str, VersionRange] = field(default_factory=dict)
+
+
+NO_REQUIREMENTS = ImageRequirements()
+
+
+VERSION_FORM = 'a version or its first numbers ("1.5"), or bounds (">=1.18, <2")'
+_OPERATORS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_BOUND = re.compile(r"(>=|<=|>|<|)\s*(\d+(?:\.\d+)*)")
+
+
+@dataclass(frozen=True)
+class VersionRange:
+    """Accepted versions.
+
+    :param text: the text from which it was read.
+    :param bounds: each an operator and numbers; an empty operator accepts all versions that begin with the numbers.
+    """
+
+    text: str
+    bounds: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> VersionRange:
+        """Read a range.
+
+        :raises ValueError: the text is none.
+        """
+        bounds = []
+        for part in text.split(","):
+            match = _BOUND.fullmatch(part.strip())
+            if match is None:
+                raise ValueError(f"{part.strip()!r} is neither a version nor a bound: expected {VERSION_FORM}")
+            bounds.append((match[1], tuple(map(int, match[2].split(".")))))
+        return cls(text.strip(), tuple(bounds))
+
+    def accepts(self, version: str) -> bool:
+        """Return whether a version is accepted. Only its numbers count: ``2.9.0+cu128`` is ``2.9.0``.
+
+        :raises ValueError: the version does not begin with a number.
+        """
+        match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+        if match is None:
+            raise ValueError(f"{version!r} does not begin with a number")
+        numbers = tuple(map(int, match[1].split(".")))
+        return all(_holds(symbol, numbers, bound) for symbol, bound in self.bounds)
+
+
+def _holds(symbol: str, numbers: tuple[int, ...], bound: tuple[int, ...]) -> bool:
+    width = max(len(numbers), len(bound))
+    padded = numbers + (0,) * (width - len(numbers))
+    if not symbol:
+        return padded[: len(bound)] == bound
+    return _OPERATORS[symbol](padded, bound + (0,) * (width - len(bound)))
 
 
 @dataclass(frozen=True)

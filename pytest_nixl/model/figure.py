@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures: single measured values with a name, such as the time of a registration, which a profile may bound."""
+"""Figures, single measured values with a name such as the time of a registration, and the bounds that a profile has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core import units
 from pytest_nixl.core.forms import COUNT_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
@@ -281,3 +281,45 @@ class Figure:
             raise ValueError(f"a figure has more than {MOST_SAMPLES} samples, or one whose cycles are not counted")
         if any(later <= earlier for earlier, later in pairwise(cycles)):
             raise ValueError("a figure has samples that are not in the order of their cycles")
+
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A ``[[bound]]`` table of a profile: which figures it applies to, and the least and the most they may be.
+
+    :param figure: the name of the figure, one of :data:`~pytest_nixl.model.figure.FIGURE_KINDS`.
+    :param source: where the bound is from.
+    :param labels: the accepted texts of each label that the table selects by; a label that is not there: any.
+    :param at_most: in the figure's unit, as ``at_least``; None: no bound on that side.
+    :param default: whether it comes from a check, and applies if no bound of the profile does.
+    """
+
+    figure: str
+    source: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    at_most: float | None = None
+    at_least: float | None = None
+    default: bool = False
+
+    def applies(self, figure: Figure) -> bool:
+        """Whether this bound applies to a figure."""
+        return figure.name == self.figure and all(
+            figure.labels.get(label) in accepted for label, accepted in self.labels.items()
+        )
+
+    def shared_with(self, other: Bound) -> str:
+        """Describe figures that both bounds apply to; empty: there are none."""
+        if self.figure != other.figure:
+            return ""
+        parts = [self.figure]
+        for label in {**self.labels, **other.labels}:
+            mine, theirs = self.labels.get(label), other.labels.get(label)
+            both = [text for text in mine or theirs or () if theirs is None or text in theirs]
+            if not both:
+                return ""
+            parts.append(f"{label} {both[0]}")
+        return ", ".join(parts)

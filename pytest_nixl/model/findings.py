@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings: known defects of NIXL by id, their acceptance by a profile, and the verdict of a check for one."""
+"""Findings: known defects of NIXL by id, their acceptance by a profile, and the verdict of a check for one.
+
+Scripts beside the documentation reproduce findings with NIXL alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
+from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.texts import Entries
@@ -101,3 +105,12 @@ class FindingError(NixlPluginError):
         super().__init__(f"{entry.title}: {reason}", remedy or entry.remedy, detail)
         self.finding = finding
         self.seen = reason
+
+
+def reproduction(finding: str) -> str | None:
+    """Return the script that reproduces a finding; None if there is none."""
+    package = Path(__file__).parents[1]
+    # The wheel has the scripts in the package, a clone in docs/reproductions.
+    folders = (package / "docs" / "reproductions", package.parent / "docs" / "reproductions")
+    scripts = (folder / f"{finding.lower().replace('-', '_')}.py" for folder in folders)
+    return next((script.read_text(encoding="utf-8") for script in scripts if script.is_file()), None)

@@ -18,8 +18,7 @@ from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, percentile
 from pytest_nixl.model.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.expectation import Expectation
-    from pytest_nixl.model.machine import Machine
+    from pytest_nixl.model.expectation import Expectation, Machine
     from pytest_nixl.model.samples import Samples
 
 

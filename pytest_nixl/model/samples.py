@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 
-from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.device_counters import LossyDevice, add_launch
+from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice, add_launch
 from pytest_nixl.model.row_key import RowKey
 
 

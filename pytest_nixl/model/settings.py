@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.core.forms import BLOCKS_FORM, ENDPOINTS_FORM, KV_MODEL_FORM, LISTEN_FORM, MEMORY_FORM, TIME_FORM
 from pytest_nixl.core.redaction import hide_command, redact
 from pytest_nixl.model.agent_options import PROGRESS_THREAD, AgentOptions, engine_agent
-from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.kv_cache import KvPlan
 
 if TYPE_CHECKING:
     from pytest_nixl.model.agent_options import BackendParameter, ThreadCounts
-    from pytest_nixl.model.kv_model import KvModel
+    from pytest_nixl.model.kv_cache import KvModel
     from pytest_nixl.model.memory import DevicePair, MemoryPair
-    from pytest_nixl.model.rank_pairs import RankPairing
-    from pytest_nixl.model.traffic_pattern import PatternChoice
+    from pytest_nixl.model.traffic_pattern import PatternChoice, RankPairing
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,7 @@ class Settings:
         help="shared secret of all ranks; set NIXL_GROUP_TOKEN instead, because other users can see a command line",
         metavar="TOKEN", environment=("NIXL_GROUP_TOKEN",), secret=True, per_rank=True)
     pairs: RankPairing = option(
-        "model.rank_pairs:RankPairing.parse",
+        "model.traffic_pattern:RankPairing.parse",
         "first (rank 0 with every other rank), ring (each rank with the next), all, or pairs such as 0:1,2:3",
         default="ring", help="pairs of ranks to measure", metavar="PAIRS")
     #: None: none is measured.
@@ -288,7 +287,7 @@ class Settings:
         ("huge", "base"), default="huge", help="pages of the host memory of a bandwidth row: huge, if the kernel has "
         "them, or base, those of malloc and of nixlbench; rows with base have keys of their own", metavar="PAGES")
     kv_model: KvModel = option(
-        "model.kv_model:kv_model", KV_MODEL_FORM, default="generic",
+        "model.kv_cache:kv_model", KV_MODEL_FORM, default="generic",
         help="model whose KV cache is transferred; the sizes and counts of its blocks are computed",
         metavar="NAME|FILE")
     kv_tokens: int = option(
@@ -298,7 +297,7 @@ class Settings:
     kv_tp: tuple[int, int] = option(
         "session.parsers:parse_kv_tp", "a positive integer, or PREFILL:DECODE", default="1",
         help="size of tensor parallelism, of both sides or of each; it splits the KV heads, but not MLA",
-        metavar="N[:N]", printer="model.kv_plan:format_tp")
+        metavar="N[:N]", printer="model.kv_cache:format_tp")
     kv_block_tokens: int = option(
         "session.parsers:parse_kv_block_tokens", "a positive integer", default="16",
         help="tokens in one block of a KV cache", metavar="N")

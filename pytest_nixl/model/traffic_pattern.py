@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traffic patterns: which ranks send bytes to which, and the rounds in which each flow is measured alone."""
+"""Which ranks send bytes to which: pairs, and patterns with the rounds in which each flow is measured alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,71 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 
 from pytest_nixl.core.strict import printable
 from pytest_nixl.core.untrusted_file import read_regular
+
+_RULES = ("first", "ring", "all")
+
+
+@dataclass(frozen=True)
+class RankPairing:
+    """A choice of pairs of ranks, by a rule or by a list. Each pair is an initiator and a target.
+
+    :param rule: ``first``, ``ring`` or ``all``; empty if the pairs are listed.
+    :param listed: the listed pairs.
+    """
+
+    rule: str
+    listed: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> RankPairing:
+        """Read the value of the option.
+
+        :raises ValueError: if the text is neither a rule nor a list of pairs. The text of the error is one sentence.
+        """
+        if text.strip().lower() in _RULES:
+            return cls(text.strip().lower())
+        pairs = []
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(\d{1,6}):(\d{1,6})\s*", part)
+            if match is None:
+                raise ValueError(f"{part.strip()!r} is not a pair of ranks")
+            pair = int(match[1]), int(match[2])
+            if pair[0] == pair[1]:
+                raise ValueError(f"{part.strip()!r} pairs a rank with itself")
+            if pair in pairs:
+                raise ValueError(f"{part.strip()} is named twice")
+            pairs.append(pair)
+        return cls("", tuple(pairs))
+
+    def of(self, ranks: int) -> tuple[tuple[int, int], ...]:
+        """Return the pairs among ``ranks`` ranks.
+
+        The rules give each pair in one order only, because READ and WRITE move bytes in both directions. A run of one
+        rank measures one pair as well: its process starts both workers.
+
+        :raises ValueError: if a listed pair names a rank that does not exist. The text of the error is one sentence.
+        """
+        if ranks < 3 and self.rule:
+            return ((0, 1),)
+        if self.rule == "first":
+            return tuple((0, rank) for rank in range(1, ranks))
+        if self.rule == "ring":
+            return tuple((rank, (rank + 1) % ranks) for rank in range(ranks))
+        if self.rule == "all":
+            return tuple(combinations(range(ranks), 2))
+        for pair in self.listed:
+            if max(pair) >= max(ranks, 2):
+                raise ValueError(f"{pair[0]}:{pair[1]} names a rank that is not in the range 0 to {max(ranks, 2) - 1}")
+        return self.listed
+
+    def __str__(self) -> str:
+        return self.rule or ",".join(f"{first}:{other}" for first, other in self.listed)
+
 
 #: The most bytes of a file: a matrix of 1,024 ranks has a million cells.
 MOST_BYTES = 16 << 20

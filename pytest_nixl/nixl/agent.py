@@ -20,7 +20,7 @@ from pytest_nixl.model.row_key import HUGE
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, with_methods
-from pytest_nixl.nixl.backends import between_agents, cuda_modules, shake_hands
+from pytest_nixl.nixl.backends import between_agents, libraries, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
 from pytest_nixl.nixl.gpus import gpus, require_gpu
@@ -357,10 +357,10 @@ class NixlAgent(AgentCalls):
             description = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
             if not description:
                 raise
-            lacking = cuda_modules.lacking(self.worker.versions)
+            lacking = libraries.lacking(self.worker.versions)
             reason = f"{self.worker.name} could not register memory of GPU {buffer.device}: {description}"
             reason += f"; {lacking}" if lacking else ""
-            raise FindingError(VRAM_AS_HOST, reason, error.detail, cuda_modules.remedy(lacking)) from None
+            raise FindingError(VRAM_AS_HOST, reason, error.detail, libraries.remedy(lacking)) from None
 
 
 class Agents:

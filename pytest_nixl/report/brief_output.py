@@ -13,9 +13,8 @@ import pytest
 from pytest_nixl.core import units
 from pytest_nixl.model.results import Result
 from pytest_nixl.report.terminal import nothing_collected, nothing_of_the_level, write_problems, write_report
-from pytest_nixl.session.levels import left_out_line
 from pytest_nixl.session.run import Run, exit_code
-from pytest_nixl.session.suites import suite_of, suites_folder
+from pytest_nixl.session.selection import left_out_line, suite_of, suites_folder
 
 NAME = "nixl-brief-output"
 #: Options of pytest-benchmark that ask for more than its table of this run.

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the report files of a run, in the format of each path's ending."""
+"""Write the report files of a run, in the format of each path's ending.
+
+Metrics are those of the last run, for the textfile collector of Prometheus' node exporter. The report for programs is
+``verdict.json``, whose JSON Schema is ``schemas/verdict.schema.json``.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
+from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.lazy_module import lazy_module
+from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.core.strict import printable
-from pytest_nixl.report.prometheus import metrics
+from pytest_nixl.model.conclusion import VERDICT_FORMAT
+from pytest_nixl.model.results import Result, RowSummary
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.verdicts import Verdict, outcome
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.verdict_file import verdict_file
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.store import write_whole
 
@@ -24,6 +36,153 @@ if TYPE_CHECKING:
     from pytest_nixl.report import page
 else:  # it imports jinja2
     page = lazy_module("pytest_nixl.report.page")
+
+
+def metrics(report: RunReport) -> str:
+    """Return all metrics of a run, in base units."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: RunReport) -> Iterator[str]:
+    run = report.run
+    yield from _metric("nixl_run_timestamp_seconds", "When the run ended.", [({}, run.when.timestamp())])
+    image = run.provenance.image
+    about = {"image": image.reference, "digest": image.digest, "host": str(run.provenance.host.get("name", ""))}
+    versions = {f"{name}_version": run.provenance.versions.get(name, "") for name in ("nixl", "ucx", "libfabric")}
+    yield from _metric("nixl_run_info", "What the run validated, and where.", [({**about, **versions}, 1.0)])
+    counts = Counter(result.verdict for result in run.results)
+    samples = [({"verdict": str(verdict)}, float(counts[verdict])) for verdict in Verdict]
+    yield from _metric("nixl_checks", "Checks of the run by verdict.", samples)
+    yield from _metric("nixl_run_passed", "1 if the run passed.", [({}, float(report.passed))])
+    text = "1 if the run was ended before all of its checks had run."
+    yield from _metric("nixl_run_interrupted", text, [({}, float(bool(run.interrupted)))])
+    labels = {key: _labels(key) for key in run.rows}
+    yield from _metric(
+        "nixl_bandwidth_bytes_per_second",
+        "Delivered bandwidth of a row: the median over its launches.",
+        [(labels[key], row.bandwidth) for key, row in run.rows.items()],
+    )
+    yield from _metric(
+        "nixl_latency_seconds",
+        "Latency of single transfers of a row, from post to completion.",
+        [
+            ({**labels[key], "quantile": f"{float(name[1:]) / 100:g}"}, seconds)
+            for key, row in run.rows.items()
+            for name, seconds in row.latencies.items()
+            if seconds == seconds  # a recorded run may have NaN
+        ],
+        kind="summary",  # the only kind that may have the label quantile
+    )
+    for name, text in (("floor", "The least a row may show."), ("ceiling", "The most a row may show.")):
+        bounds = [(labels[key], float(getattr(row, name))) for key, row in run.rows.items() if getattr(row, name)]
+        yield from _metric(f"nixl_bandwidth_{name}_bytes_per_second", text, bounds)
+    for unit, name in (
+        ("s", "seconds"),
+        ("B", "bytes"),
+        ("B/s", "bytes_per_second"),
+        ("1/s", "per_second"),
+        ("1", "value"),
+    ):
+        figures = [figure for result in run.results for figure in result.measured if figure.unit == unit]
+        # A figure may be measured twice; each set of labels may occur once, so the last value counts.
+        last = {(figure.name, figure.labels_text): figure for figure in figures}
+        values = [({"figure": figure.name, **figure.labels}, figure.value) for figure in last.values()]
+        yield from _metric(f"nixl_figure_{name}", "A named figure, such as the time of a registration.", values)
+    if report.compared is not None:
+        yield from _metric(
+            "nixl_bandwidth_change_ratio",
+            "Bandwidth of a row divided by that of the baseline.",
+            [(labels[key], effect.ratio) for key, effect in report.compared.comparison.rows.items()],
+        )
+        regressed = report.compared.comparison.verdict is Verdict.REGRESSED
+        yield from _metric("nixl_regressed", "1 if the run is slower than its baseline.", [({}, float(regressed))])
+
+
+def _metric(
+    name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]], kind: str = "gauge"
+) -> Iterator[str]:
+    if not samples:
+        return
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        yield f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}"
+
+
+def _labels(key: RowKey) -> dict[str, str]:
+    return {
+        "backend": key.backend,
+        "op": key.op,
+        "memory": key.memory_text,
+        "block_bytes": str(key.block),
+        "batch": str(key.batch),
+        "depth": str(key.depth),
+        "pair": key.ranks_text,
+        **({"variant": key.variant_text} if key.variant else {}),
+    }
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+#: The JSON Schema of this file and of the ``verdict.json`` that each rank writes to ``--nixl-log-dir``.
+SCHEMA = Path(__file__).parent / "schemas" / "verdict.schema.json"
+
+
+def verdict_file(report: RunReport) -> str:
+    """Return the verdict, every result and row of a run, and what it validated, as JSON."""
+    run = report.run
+    plain = {
+        "format": VERDICT_FORMAT,
+        **report.verdict_values,
+        "next": report.next_step,
+        "text": report.refused or run.interrupted,
+        "exit_code": report.exit_code,
+        "written_by": f"pytest-nixl {own_version()}",
+        "when": run.when.isoformat(timespec="seconds"),
+        "seconds": round(report.seconds, 3),
+        "host": str(run.provenance.host.get("name", "")),
+        "hosts": [str(name) for name in run.provenance.host.get("ranks", ())],
+        "image": {"reference": run.provenance.image.reference, "digest": run.provenance.image.digest},
+        "versions": {str(name): str(version) for name, version in run.provenance.versions.items()},
+        "findings": list(dict.fromkeys(result.finding for result in run.results if result.finding)),
+        "results": [_result(result, report) for result in run.results],
+        "measured_rows": [_row(str(key), summary) for key, summary in run.rows.items()],
+        "failed_tests": list(report.failed_tests),
+    }
+    return json.dumps(hide_all(plain, hider(os.environ)), indent=2, allow_nan=False) + "\n"
+
+
+def _result(result: Result, report: RunReport) -> dict[str, Any]:
+    return {
+        "check": result.check,
+        "test": result.nodeid,
+        "verdict": str(result.verdict),
+        "outcome": outcome(result.verdict, gate=report.gate).name,
+        "reason": result.reason,
+        "remedy": result.remedy,
+        "row": str(result.row or ""),
+        "finding": result.finding,
+        "known_limit": result.known_limit,
+        "repeat": result.repeat,
+        "seconds": round(report.durations.get(result.nodeid, 0.0), 3),
+    }
+
+
+def _row(key: str, summary: RowSummary) -> dict[str, Any]:
+    """Return a row in base units: bytes per second and seconds. What is not known is null."""
+    return {
+        "row": key,
+        "bandwidth": summary.bandwidth,
+        "floor": summary.floor or None,
+        "ceiling": summary.ceiling or None,
+        "latencies": {name: seconds for name, seconds in summary.latencies.items() if math.isfinite(seconds)},
+        "transports": list(summary.transports),
+        "launches": list(summary.values),
+    }
+
 
 _KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")

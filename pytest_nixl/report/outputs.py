@@ -22,9 +22,9 @@ from pytest_nixl.report.github import add_summary, workflow_commands
 from pytest_nixl.report.junit import add_refusal
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.completeness import completeness_of
-from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.record_writer import other_record, other_run, record_of, refused_run, this_run
 from pytest_nixl.session.run import Run, exit_code
+from pytest_nixl.session.selection import left_out_of
 from pytest_nixl.session.settings import readable_settings
 from pytest_nixl.store.store import Store
 

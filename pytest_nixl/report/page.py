@@ -20,17 +20,15 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.judge.run_comparison import change_text
 from pytest_nixl.model.conclusion import NEXT_STEPS, counted, known_limits
-from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.model.findings import FINDINGS, reproduction
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
-from pytest_nixl.nixl.reproductions import reproduction
-from pytest_nixl.report.charts import bandwidth, history, latency, time_text
+from pytest_nixl.report.charts import bandwidth, change_bar, change_scale, changes_axis, history, latency, time_text
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.svg import change_bar, change_scale, changes_axis
 from pytest_nixl.report.table import figure_rows, reasons, repeats
-from pytest_nixl.session.suites import suite_checks
+from pytest_nixl.session.selection import suite_checks
 from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}

@@ -13,7 +13,7 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import HUGE, PAGES, RowKey
 from pytest_nixl.model.verdicts import GOOD, NO_BANDWIDTH, SEVERITY, Outcome, TextLine, Verdict, outcome
 from pytest_nixl.report.row_table import tables
-from pytest_nixl.session.suites import checks_of_suites
+from pytest_nixl.session.selection import checks_of_suites
 
 #: More results than this that do not apply are only counted, unless everything is wanted. So are the commands that
 #: repeat failures of one kind: only the first is printed.

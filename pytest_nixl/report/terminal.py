@@ -28,12 +28,11 @@ from pytest_nixl.nixl.installed import pip_command
 from pytest_nixl.report.comparison import lines as comparison_lines
 from pytest_nixl.report.table import measured_lines, wrong_lines
 from pytest_nixl.session.completeness import completeness_of
+from pytest_nixl.session.gate import silence
 from pytest_nixl.session.given_options import given_options
-from pytest_nixl.session.levels import left_out_line
 from pytest_nixl.session.run import Run, exit_code
+from pytest_nixl.session.selection import left_out_line, not_chosen
 from pytest_nixl.session.settings import changed_settings, setting_lines
-from pytest_nixl.session.silent_profile import silence
-from pytest_nixl.session.suites import not_chosen
 
 #: Whether the report was written, and the very last line, on the configuration.
 _LAST_WORD = pytest.StashKey[bool]()

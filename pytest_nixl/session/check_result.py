@@ -20,8 +20,7 @@ from pytest_nixl.core.cpu_contention import HostLoad
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.measure.steering_search import steering_names
-from pytest_nixl.measure.transfer_proof import Prover, provable
+from pytest_nixl.measure.transfer_proof import Prover, provable, steering_names
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.results import Result
@@ -34,7 +33,7 @@ from pytest_nixl.session.given_options import given_options
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
 from pytest_nixl.session.requested_links import row_of
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.suites import suite_of
+from pytest_nixl.session.selection import suite_of
 
 #: Options that judge or write a whole run.
 _LEFT_OUT = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-log-dir"}

@@ -16,8 +16,8 @@ import pytest
 from pytest_nixl.core.signals import ending_text, sigterm_ends_in_order
 from pytest_nixl.core.terminal_output import keep_a_directory
 from pytest_nixl.model.verdicts import INTERRUPTED
-from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.outcome import check_of
+from pytest_nixl.session.selection import left_out_of
 
 if TYPE_CHECKING:
     from pytest_nixl.session.run import Run

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.units import KIB, MIB, format_size, parse_size
-from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import available_memory, in_bytes
 from pytest_nixl.nixl.backends import BACKENDS
 
 if TYPE_CHECKING:

@@ -1,27 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a gated run from passing by accident: refuse useless options at its start, report what is missing at its end."""
+"""Keep a gated run from passing by accident: refuse useless options at its start, report what is missing at its end.
+
+A profile that expects nothing of any row of the run is reported, and gates no rows.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
+from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.model.conclusion import UNMEASURED, WHOLE_RUN
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
-from pytest_nixl.session.levels import left_out_of
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
 from pytest_nixl.session.outcome import accidents
-from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, requested_rows
+from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, requested_rows, row_of
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.suites import BANDWIDTH, FORMER_CHECKS, answerable, checks_of_suites
+from pytest_nixl.session.selection import BANDWIDTH, FORMER_CHECKS, answerable, checks_of_suites, left_out_of
 
-if TYPE_CHECKING:
-    from pytest_nixl.judge.profiles import Profile
+
+def silence(profile: Profile) -> str:
+    """Return a sentence if a profile expects nothing of any row, with the remedy; empty: it expects something."""
+    if profile.expectations:
+        return ""
+    return (
+        f"the profile {profile.name!r} has no [[expect]]: it describes the machine but expects nothing of a row, so "
+        f"every row is NO-EXPECTATION; {how_to_learn(profile.name)}"
+    )
+
+
+def how_to_learn(name: str) -> str:
+    """Return the remedy: the commands that create a profile from runs on machines that are known to be good.
+
+    :param name: the name of the present profile.
+    """
+    file = f"{name}-learned"
+    return (
+        "learn one from three runs on machines that are known to be good, each with --benchmark-json=runN.json and "
+        f"without --nixl-gate: `pytest-nixl profile learn run1.json run2.json run3.json --name {file} "
+        f"--output {file}.toml`, then give --nixl-profile={file}.toml"
+    )
+
+
+def between_hosts(profile: Profile, run: Run, cluster: Cluster) -> Profile:
+    """Return what judges this run: between hosts, a default profile for one host expects nothing of a row."""
+    chosen = not run.settings.sources["profile"].startswith("default")
+    if len(cluster.host_names) < 2 or chosen or profile.name not in (ONE_HOST, OVER_TCP):
+        return profile
+    run.record.note(
+        f"the default profile, {profile.name}, is for one host, and the ranks are on {len(cluster.host_names)}: rows "
+        f"are measured and not judged; {how_to_learn('this-cluster')}"
+    )
+    return replace(profile, expectations=())
+
+
+def refuse_silence(profile: Profile, items: Iterable[pytest.Item]) -> None:
+    """Refuse to gate rows by a profile that expects nothing of any row.
+
+    :param items: the collected tests.
+    :raises pytest.UsageError: if a test measures a row and the profile has no expectation.
+    """
+    if not profile.expectations and any(row_of(item) is not None for item in items):
+        raise pytest.UsageError(f"--nixl-gate is refused: {silence(profile)}")
 
 
 _NAME_A_SUITE = "name a suite, or no suite to run all of them"

@@ -17,8 +17,7 @@ from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.agent_options import BackendParameter, parse_parameters
-from pytest_nixl.model.kv_model import KV_DTYPES
-from pytest_nixl.model.kv_plan import MOST_BLOCK_TOKENS, MOST_TOKENS, MOST_TP
+from pytest_nixl.model.kv_cache import KV_DTYPES, MOST_BLOCK_TOKENS, MOST_TOKENS, MOST_TP
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.settings import LEVELS, MOST_LAUNCHES, RAW_TOOLS, REPORT_ENDINGS, AlternateImage
 from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED

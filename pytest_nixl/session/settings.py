@@ -18,10 +18,10 @@ from pytest_nixl.core.extensions import ExtensionError
 from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.redaction import hider, redact
 from pytest_nixl.core.units import KIB, MIB
-from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import available_memory, in_bytes
 from pytest_nixl.model.agent_options import THREADED, engine_agent
-from pytest_nixl.model.kv_plan import format_tp
+from pytest_nixl.model.kv_cache import format_tp
 from pytest_nixl.model.memory import MEMORIES
 from pytest_nixl.model.settings import OPTIONS, Option, Settings
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of

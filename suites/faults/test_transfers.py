@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl import Agents, Cluster, Judgement, NotApplicableError, Settings, between_agents
-from pytest_nixl.checks.faults.outcome import FaultOutcome, fault_reason, judge_faults, without
+from pytest_nixl.checks.faults.scene import FaultOutcome, fault_reason, judge_faults, without
 from pytest_nixl.checks.faults.transfers import WITHOUT_TRANSFERS, environments, make_fault
 
 from .. import early

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_nixl import EtcdClient, Judgement, Verdict, wait_until
-from pytest_nixl.checks.rank_race.amplify import amplify
 from pytest_nixl.checks.rank_race.claimants import Claimant
-from pytest_nixl.checks.rank_race.race import Race
+from pytest_nixl.checks.rank_race.race import Race, amplify
 
 Decide = Callable[[Judgement], None]
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Judgement, Verdict
-from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.orders import TriedOrders, try_orders
-from pytest_nixl.checks.rank_race.race import Race
+from pytest_nixl.checks.rank_race.race import Amplified, Race, amplify
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject, remedy_for
 
 from ..conftest import FindingFixture

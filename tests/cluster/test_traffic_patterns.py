@@ -19,9 +19,8 @@ from ranks import all_end_with, hosts, numbered, report_options, reports, run_ra
 from servers import etcd
 
 from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
-from pytest_nixl.checks.pattern.fairness import judge_fairness
+from pytest_nixl.checks.pattern.fairness import ALONE, TOGETHER, PatternKind, PatternSamples, judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import RankFlows
-from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice, TrafficPattern

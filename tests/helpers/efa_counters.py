@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
-from pytest_nixl.model.device_counters import CountedDevice, difference
+from pytest_nixl.model.device_counters import Carrier, CarrierBytes, CountedDevice, difference
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "efa-p5"
 #: The bytes of all rows of that run. The initiator was node-b.

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.session.levels import level_of
 from pytest_nixl.session.outcome import check_of
-from pytest_nixl.session.suites import suite_of
+from pytest_nixl.session.selection import level_of, suite_of
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 def pytest_configure() -> None:
     """Replace what measures the contention of a row and of a raw tool."""
-    from pytest_nixl.checks.raw_tools import pair
+    from pytest_nixl.checks.raw_tools import tools
     from pytest_nixl.measure import link
     from pytest_nixl.model.samples import Samples
 
@@ -23,4 +23,4 @@ def pytest_configure() -> None:
 
     replaced = pytest.MonkeyPatch()
     replaced.setattr(link, "Samples", undisturbed)
-    replaced.setattr(pair, "contention_of", lambda *_: 0.0)
+    replaced.setattr(tools, "contention_of", lambda *_: 0.0)

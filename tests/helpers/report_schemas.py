@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 
-from pytest_nixl.report.verdict_file import SCHEMA
+from pytest_nixl.report.files import SCHEMA
 
 
 def verdict_schema() -> dict[str, Any]:

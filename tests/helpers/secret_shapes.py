@@ -10,7 +10,7 @@ import string
 from collections.abc import Callable
 
 from pytest_nixl.core.redaction import hide_all, hide_command, hider, recorded, redact, redact_value
-from pytest_nixl.host.environment import read_environment
+from pytest_nixl.host.facts import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.store.provenance import gather
 

@@ -19,7 +19,7 @@ from helpers.cli_run import BANDWIDTH, ROOT, command, environment, run
 
 from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, NixlAgent, PrivateEtcd, WorkerError, load_profile
 from pytest_nixl.checks.doctor.catalogue import checks
-from pytest_nixl.cluster.launchers import find_placement
+from pytest_nixl.cluster.placement import find_placement
 from pytest_nixl.report.files import FORMATS
 from pytest_nixl.session.parsers import parse_backends, parse_reports
 

@@ -15,7 +15,7 @@ import pytest
 from helpers.cli_run import ROOT, environment
 
 from pytest_nixl.checks.faults.misuse import KINDS, MisuseEnding, MisuseOutcome
-from pytest_nixl.checks.faults.outcome import FaultOutcome
+from pytest_nixl.checks.faults.scene import FaultOutcome
 from pytest_nixl.checks.faults.transfers import FAULTS
 
 DATE, MACHINE = "2026-11-22", "Debian, x86_64, 2 processors"

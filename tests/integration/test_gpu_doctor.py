@@ -35,11 +35,11 @@ EXAMINE = """
 import argparse, json, os, sys
 from dataclasses import replace
 from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.checks.doctor.examine import examine, plain
+from pytest_nixl.checks.doctor.catalogue import examine, plain
 from pytest_nixl.cli.doctor import add_sources, gathered
-from pytest_nixl.host.environment import read_environment
+from pytest_nixl.host.facts import read_environment
 from pytest_nixl.host.gpu import read_gpus
-from pytest_nixl.host.gpu_nic_affinity import Topology
+from pytest_nixl.host.devices import Topology
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 

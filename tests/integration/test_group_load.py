@@ -13,7 +13,7 @@ from helpers.rank_group import RankGroup, rank_group
 
 from pytest_nixl.cluster.group import TTL, Member
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.mailbox import LARGEST
+from pytest_nixl.cluster.messages import LARGEST
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import TransactionResult, get, put, txn

@@ -14,7 +14,7 @@ import pytest
 from helpers.cli_run import environment
 
 from pytest_nixl.cli import PASSED, main
-from pytest_nixl.host.live_nixl import live_nixl
+from pytest_nixl.host.loaded_libraries import live_nixl
 
 #: A server of metrics, as that of an engine, whose child process owns the agent.
 ENGINE = """

@@ -31,7 +31,7 @@ from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.prometheus import metrics
+from pytest_nixl.report.files import metrics
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 

@@ -33,7 +33,7 @@ def poke(self, phase, *more):
 RankFlows._compare = poke
 """
 #: A plugin: no other process uses the cores that a pattern needs.
-QUIET = "from pytest_nixl.checks.pattern.samples import PatternSamples\nPatternSamples.disturbed = 0.0\n"
+QUIET = "from pytest_nixl.checks.pattern.fairness import PatternSamples\nPatternSamples.disturbed = 0.0\n"
 
 
 def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_path: Path) -> None:

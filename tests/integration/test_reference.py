@@ -17,7 +17,7 @@ from pytest_nixl import cli
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.suites import checks_of_suites
+from pytest_nixl.session.selection import checks_of_suites
 
 SCRIPT, REFERENCE = ROOT / "docs" / "generate.py", ROOT / "docs" / "reference"
 

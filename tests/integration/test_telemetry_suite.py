@@ -23,7 +23,7 @@ from pytest_nixl.checks.telemetry.measured_agents import INITIATOR, MeasuredAgen
 from pytest_nixl.checks.telemetry.shared_port import share_port
 from pytest_nixl.cli import FAILED, PASSED, main
 from pytest_nixl.core.free_ports import free_ports
-from pytest_nixl.host.listeners import port_holder
+from pytest_nixl.host.network import port_holder
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor

@@ -22,7 +22,7 @@ from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoint
 from pytest_nixl.etcd_servers.embedded import etcd_binary
-from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, loaded_library
+from pytest_nixl.host.loaded_libraries import PATCH, EtcdLibrary, loaded_library
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent

@@ -11,8 +11,7 @@ import pytest
 from helpers.cli_run import eventually, repeats
 from helpers.namespaces import Host, require_tools, two_hosts
 
-from pytest_nixl.checks.faults.outcome import FaultOutcome, judge_faults
-from pytest_nixl.checks.faults.scene import FaultScene
+from pytest_nixl.checks.faults.scene import FaultOutcome, FaultScene, judge_faults
 from pytest_nixl.checks.faults.transfers import kept_while, lost_with
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict

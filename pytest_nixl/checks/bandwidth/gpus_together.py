@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.units import format_size, gigabytes
-from pytest_nixl.host.cuda_visible import visible
-from pytest_nixl.host.devices import UCX_CARDS, HostDevices
-from pytest_nixl.host.gpu import GpuFacts, read_gpus
-from pytest_nixl.host.gpu_nic_affinity import NOT_NEAR, GpuNics, Placed, Topology
+from pytest_nixl.host.devices import NOT_NEAR, UCX_CARDS, GpuNics, HostDevices, Placed, Topology
+from pytest_nixl.host.gpu import GpuFacts, read_gpus, visible
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.concurrent import (

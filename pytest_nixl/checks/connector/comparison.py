@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.connector.containers import OPTIONS_OF, ConfiguredEngine
-from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, FieldValue, read_fields
+from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, FieldValue, installed, read_fields
 from pytest_nixl.checks.connector.engines import LMCACHE, read_dynamo, read_sglang, read_vllm
+from pytest_nixl.checks.connector.nixl_relations import SLOW_SETTINGS
 from pytest_nixl.checks.connector.pod_relations import readable_ports
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified
-from pytest_nixl.checks.connector.releases import installed
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
 from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES, misspelt_variables, unknown_options
-from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
 from pytest_nixl.core.redaction import hider, redact_value
 from pytest_nixl.core.strict import escape
 from pytest_nixl.model.verdicts import Verdict

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 
-from pytest_nixl.checks.connector.engine_fields import EngineSide
+from pytest_nixl.checks.connector.engine_fields import EngineSide, ReleaseRange, older_than, release_of
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, OTHER_CONNECTORS, UNREAD
 from pytest_nixl.checks.connector.relations import (
     Mismatch,
@@ -18,7 +18,6 @@ from pytest_nixl.checks.connector.relations import (
     reference,
     undecided,
 )
-from pytest_nixl.checks.connector.releases import ReleaseRange, older_than, release_of
 from pytest_nixl.model.verdicts import Verdict
 
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"

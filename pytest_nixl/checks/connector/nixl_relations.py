@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relations of what NIXL and UCX read on both sides: etcd addresses, transports, backends, memory, and releases."""
+"""Relations of what NIXL, UCX and libfabric read on both sides, and variables with which blocks arrive slowly."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from pytest_nixl.checks.connector.engine_fields import EngineSide
+from pytest_nixl.checks.connector.engine_fields import EngineSide, installed, older_than, release_of
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, equal, is_loopback, reference, undecided
-from pytest_nixl.checks.connector.releases import installed, older_than, release_of
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.engine_backends import engine_backend, expands_segments
@@ -298,3 +298,65 @@ def segments(pair: SidePair, field: str) -> Mismatch | None:
     if any(value.is_known and expands_segments(value.text) for value in pair.values(field)):
         return Mismatch("UCX moves the memory of expandable segments by TCP, 600 times slower, and says nothing")
     return None
+
+
+class SlowSetting(NamedTuple):
+    """A variable of a backend with values that let it work slowly.
+
+    :param values: a regular expression of these values in lower case.
+    :param slow: what the last line of the command says.
+    """
+
+    variable: str
+    values: str
+    backend: str
+    effect: str
+    slow: str
+
+
+_OFF = "n|no|0|off|false"
+_THROUGH_HOST = "KV goes through host memory: slow"
+#: The variable with which UCX moves nothing.
+_DISABLES = "UCX_PROTO_ENABLE"
+SLOW_SETTINGS = (
+    SlowSetting(_DISABLES, _OFF, "UCX", "every transfer of NIXL ends in NIXL_ERR_BACKEND", ""),
+    SlowSetting("UCX_IB_GPU_DIRECT_RDMA", _OFF, "UCX", "network cards may not reach GPU memory", _THROUGH_HOST),
+    SlowSetting(
+        "UCX_RNDV_SCHEME",
+        "am|(?:get|put)_ppln",
+        "UCX",
+        "UCX copies what goes by rendezvous through buffers",
+        "KV is copied through buffers: slow",
+    ),
+    SlowSetting(
+        "FI_PROVIDER",
+        "(?:ofi_rxm;)?(?:tcp|sockets|udp|net)(?:;ofi_rx[md])?",
+        "LIBFABRIC",
+        f"libfabric uses no RDMA, so that {OVER_TCP}",
+        OVER_TCP,
+    ),
+    SlowSetting("FI_EFA_USE_DEVICE_RDMA", _OFF, "LIBFABRIC", "EFA uses no RDMA", "KV goes without EFA's RDMA: slow"),
+    SlowSetting(
+        "FI_HMEM_DISABLE_P2P", "y|yes|1|on|true", "LIBFABRIC", "network cards may not reach GPU memory", _THROUGH_HOST
+    ),
+)
+
+
+def slow_settings(pair: SidePair, field: str) -> Mismatch | None:
+    """Warn of settings of UCX and libfabric with which blocks arrive slowly, or not at all."""
+    reasons: list[str] = []
+    names: list[str] = []
+    for name, side in zip(("prefill", "decode"), pair.sides, strict=True):
+        for setting in SLOW_SETTINGS:
+            text = side.source.launch.environment.get(setting.variable, "").strip().lower()
+            used = used_backends(side)[0] or {"UCX", "LIBFABRIC"}
+            if setting.backend in used and re.fullmatch(setting.values, text):
+                reasons.append(f"with {name}'s {setting.variable}={text} {setting.effect}")
+                names.append(setting.variable)
+    if not reasons:
+        return None
+    remedy = f"unset {' and '.join(dict.fromkeys(names))}"
+    if _DISABLES in names:
+        return Mismatch("; ".join(reasons), remedy)
+    slow = next(setting.slow for setting in SLOW_SETTINGS if setting.variable == names[0])
+    return Mismatch("; ".join(reasons), remedy, Verdict.WARN, slow)

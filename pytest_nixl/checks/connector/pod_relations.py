@@ -10,10 +10,9 @@ from itertools import combinations
 from typing import NamedTuple
 
 from pytest_nixl.checks.connector.containers import OPTIONS_OF
-from pytest_nixl.checks.connector.engine_fields import EngineSide
+from pytest_nixl.checks.connector.engine_fields import EngineSide, older_than
 from pytest_nixl.checks.connector.nixl_relations import OVER_TCP, transport_families, uses_ucx
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified, reference, undecided
-from pytest_nixl.checks.connector.releases import older_than
 from pytest_nixl.model.verdicts import Verdict
 
 _SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_PORT"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_relations, slow_settings
+from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_relations
+from pytest_nixl.checks.connector.engine_fields import ReleaseRange
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, LMCACHE, NIXL, ROLE
 from pytest_nixl.checks.connector.relations import Relation, different, divisible, equal, only, prefill_listens
-from pytest_nixl.checks.connector.releases import ReleaseRange
 from pytest_nixl.checks.connector.settings_read import unread_options, unread_settings
 from pytest_nixl.model.engine_backends import ALLOC_CONF, GENERAL_VARIABLE
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
@@ -139,7 +139,7 @@ RULES: tuple[ConnectorRule, ...] = (
     ConnectorRule(_INFRASTRUCTURE, "", "UCX_NET_DEVICES", "devices that UCX_TLS can use, and not lo",
                   pod_relations.net_devices,
                   "unset UCX_NET_DEVICES, or name a device of the network between the hosts", _DEVICES),
-    ConnectorRule(_INFRASTRUCTURE, "", "slow settings", "none", slow_settings.slow_settings, "unset them",
+    ConnectorRule(_INFRASTRUCTURE, "", "slow settings", "none", nixl_relations.slow_settings, "unset them",
                   "UCX src/ucp/core/ucp_context.c, src/uct/ib/base/ib_md.c; libfabric man/fi_efa.7.md"),
     ConnectorRule(_INFRASTRUCTURE, "", "NIXL_ETCD_ENDPOINTS", "equal, readable for NIXL, not loopback",
                   nixl_relations.nixl_endpoints, "give both sides the address of one etcd",

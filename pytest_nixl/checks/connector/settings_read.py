@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide
+from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, ReleaseRange
 from pytest_nixl.checks.connector.engines import DYNAMO_FIELDS, ROLE_FIELDS, SGLANG_FIELDS, VLLM_FIELDS
+from pytest_nixl.checks.connector.nixl_relations import SLOW_SETTINGS
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair
-from pytest_nixl.checks.connector.releases import ReleaseRange
-from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 from pytest_nixl.model.verdicts import Verdict
 

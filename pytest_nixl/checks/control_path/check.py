@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from pytest_nixl.core.units import KIB, MIB, format_size
 from pytest_nixl.etcd.transaction import REQUEST_LIMIT
-from pytest_nixl.host.memory import available_memory
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import available_memory
 from pytest_nixl.judge.growth import Growth, judge_growth
 from pytest_nixl.model.figure import BYTES, Figure
-from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.kv_cache import KvPlan
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import shake_hands

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd
-from pytest_nixl.checks.deployment_etcd.deployment_text import key_fields
+from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, key_fields
 from pytest_nixl.checks.deployment_etcd.key_survey import pages
 from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, quoted
 from pytest_nixl.core.errors import NixlPluginError

@@ -9,7 +9,7 @@ from functools import wraps
 
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.expectation import Machine
 from pytest_nixl.model.transports import EFA, RDMA
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict
 

@@ -18,15 +18,15 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
-from pytest_nixl.core.gpu_errors import CUDA_ERRORS, NVML_ERRORS, OTHER_REMEDY
 from pytest_nixl.core.sentences import named, plural
+from pytest_nixl.core.texts import CUDA_ERRORS, NVML_ERRORS, OTHER_REMEDY
 from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silent
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import GpuFacts
 from pytest_nixl.host.nvml import NVML_FAILS, PROHIBITED
 from pytest_nixl.model.nixl_releases import wheel_for
 from pytest_nixl.model.verdicts import Judgement
-from pytest_nixl.nixl.backends.cuda_modules import remedy
+from pytest_nixl.nixl.backends.libraries import remedy
 
 _GIVE_GPUS = (
     "give the container all GPUs (resource nvidia.com/gpu, `docker run --gpus all`); run `nvidia-smi` and `dmesg` on "

@@ -18,12 +18,12 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.gpu import disable_mig, explained, unreported
-from pytest_nixl.checks.doctor.limits import amount
-from pytest_nixl.core.gpu_errors import XIDS
+from pytest_nixl.checks.doctor.resources import amount
 from pytest_nixl.core.sentences import named, plural
+from pytest_nixl.core.texts import XIDS
+from pytest_nixl.host.devices import FAR, NODE, ROOT, SWITCH, UNPLACED, Topology
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import Xid
-from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, UNPLACED, Topology
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 _FABRIC_REMEDY = "run `nvidia-smi nvlink -s` and `systemctl status nvidia-fabricmanager` on the host"

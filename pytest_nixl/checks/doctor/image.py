@@ -17,12 +17,12 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
 from pytest_nixl.checks.doctor.rdma import providers_of, registers_in
 from pytest_nixl.core.sentences import named, plural
-from pytest_nixl.host.device_code import capability, dotted
-from pytest_nixl.host.etcd_library import PATCH
+from pytest_nixl.host.elf import capability, dotted
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.image import ImageFacts
+from pytest_nixl.host.loaded_libraries import PATCH
 from pytest_nixl.host.plugin_files import PluginFile, plugin_name
-from pytest_nixl.model.image import SOFTWARE
+from pytest_nixl.model.expectation import SOFTWARE
 from pytest_nixl.model.nixl_releases import wheel_for
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends import plugin_of

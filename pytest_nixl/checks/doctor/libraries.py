@@ -9,13 +9,13 @@ import re
 from collections.abc import Sequence
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
-from pytest_nixl.checks.doctor.limits import SECCOMP_REMEDY, shm
+from pytest_nixl.checks.doctor.resources import SECCOMP_REMEDY, shm
 from pytest_nixl.checks.doctor.variables import devices_there, transports_allowed
 from pytest_nixl.core.rdma_fault import peer_failure_remedy
 from pytest_nixl.core.resource_limits import MEMORY_REMEDY, REMEDIES_OF_LIMITS
 from pytest_nixl.core.sentences import named
+from pytest_nixl.host.devices import Topology
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu_nic_affinity import Topology
 from pytest_nixl.host.software import BackendFacts, Lacking
 from pytest_nixl.model.verdicts import Judgement, Verdict
 

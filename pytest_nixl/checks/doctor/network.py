@@ -18,8 +18,7 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.core.units import gigabits
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.network import Nic
-from pytest_nixl.host.peers import DROPPED, REFUSED, SILENT
+from pytest_nixl.host.network import DROPPED, REFUSED, SILENT, Nic
 from pytest_nixl.model.verdicts import Judgement
 
 _NAMES_DEVICES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_nixl.checks.doctor.check import failed, not_applicable, passed, warned
-from pytest_nixl.checks.doctor.limits import amount
+from pytest_nixl.checks.doctor.resources import amount
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.core.units import gigabits

@@ -20,10 +20,10 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.core.rdma_fault import TCP_ALONE, allows_cuda, cuda_remedy
 from pytest_nixl.core.sentences import named, plural
-from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.driver_questions import VISIBLE_DEVICES
 from pytest_nixl.host.etcd import ETCD_VARIABLES
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu import visible
 from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.engine_backends import ALLOC_CONF, expands_segments
 from pytest_nixl.model.nixl_releases import refuses_no_cuda

@@ -10,7 +10,7 @@ from pytest_nixl.checks.endpoints.trial import try_texts
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, linked_library, loaded_library
+from pytest_nixl.host.loaded_libraries import PATCH, EtcdLibrary, linked_library, loaded_library
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent

@@ -12,8 +12,7 @@ from typing import cast
 from pytest_nixl.core.strict import Number, check
 from pytest_nixl.judge.figure_bounds import judge_figures
 from pytest_nixl.judge.growth import Growth, Slope
-from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.figure import FIGURE_KINDS, MOST_SAMPLES, UNITS, Figure
+from pytest_nixl.model.figure import FIGURE_KINDS, MOST_SAMPLES, UNITS, Bound, Figure
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent
 
@@ -162,7 +161,7 @@ class Endurance:
         label = f"sampled-{self.cycles}" if self._published else ""
         began = time.monotonic()
         answer = self._agent.run(
-            "pytest_nixl.checks.endurance.worker.cycles:repeat",
+            "pytest_nixl.checks.endurance.worker:repeat",
             cycle=self.kind.id,
             backend=self.backend,
             count=self._count,

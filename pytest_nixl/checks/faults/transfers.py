@@ -10,8 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_nixl.checks.faults.outcome import REGIONS, FaultOutcome
-from pytest_nixl.checks.faults.scene import COUNT, MOVED, OUTCOME, SECONDS, EarlyEndError, FaultScene, seeds
+from pytest_nixl.checks.faults.scene import (
+    COUNT,
+    MOVED,
+    OUTCOME,
+    REGIONS,
+    SECONDS,
+    EarlyEndError,
+    FaultOutcome,
+    FaultScene,
+    seeds,
+)
 from pytest_nixl.checks.faults.worker.traffic import FINISH, NOT_CALLED
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.rdma_fault import TCP_ALONE, over_tcp, wants_rdma

@@ -13,16 +13,15 @@ from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.samples import STEPS, KvSamples
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import format_size, gigabytes
-from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import available_memory, in_bytes
 from pytest_nixl.judge.row import judge, name_losses
 from pytest_nixl.measure.interleaved import take_turns
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.figure import Figure
-from pytest_nixl.model.kv_model import KV_MODELS, KvModel
-from pytest_nixl.model.kv_plan import KvPlan, format_tp
+from pytest_nixl.model.kv_cache import KV_MODELS, KvModel, KvPlan, format_tp
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.nixl_releases import takes_strided_descriptors
 from pytest_nixl.model.results import RowSummary

@@ -13,8 +13,7 @@ from pytest_nixl.checks.kv_cache.samples import KvSamples, RequestTimes
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.link import loss_counters, obstacle_between
-from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.device_counters import lossy_devices
+from pytest_nixl.model.device_counters import CarrierBytes, lossy_devices
 from pytest_nixl.nixl.backends.ucx import protocol
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError

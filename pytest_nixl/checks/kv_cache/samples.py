@@ -8,8 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
-from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.device_counters import LossyDevice, add_launch
+from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice, add_launch
 from pytest_nixl.model.samples import Samples, percentile
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge, percentage, rate
-from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.expectation import Expectation, Machine
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixlbench_output import STORAGE, Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.model.results import Result, RowSummary

@@ -7,15 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from pytest_nixl.checks.pattern.fairness import collapsing, describe, judge_fairness, judge_pattern_figures, starving
+from pytest_nixl.checks.pattern.fairness import (
+    ALONE,
+    LOADS,
+    FlowRow,
+    PatternKind,
+    PatternSamples,
+    collapsing,
+    describe,
+    judge_fairness,
+    judge_pattern_figures,
+    starving,
+)
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, RankFlows
-from pytest_nixl.checks.pattern.samples import ALONE, LOADS, FlowRow, PatternKind, PatternSamples
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import MIB, gigabytes
-from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import available_memory, in_bytes
 from pytest_nixl.judge.culprit import ACTION
-from pytest_nixl.model.bound import Bound
+from pytest_nixl.model.figure import Bound
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples, percentile
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, Window
+from pytest_nixl.checks.pattern.fairness import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, Window
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.launch import connect_partners, versions_named, worker_environment

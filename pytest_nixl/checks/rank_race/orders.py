@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pytest_nixl.checks.rank_race.amplify import SECONDS, clean_up
 from pytest_nixl.checks.rank_race.order import describe_order, overlap, sent_requests
+from pytest_nixl.checks.rank_race.race import SECONDS, clean_up
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     Running,

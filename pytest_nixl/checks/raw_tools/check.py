@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_nixl.checks.raw_tools.pair import RawPair
-from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
+from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS, RawPair
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import percentage, rate
 from pytest_nixl.model.expectation import Expectation

@@ -20,7 +20,7 @@ from pytest_nixl.checks.telemetry.exporters import (
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import Every, Number, Text, check
-from pytest_nixl.host.listeners import port_holder
+from pytest_nixl.host.network import port_holder
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import WorkerError

@@ -13,7 +13,7 @@ from pytest_nixl.checks.telemetry.measured_agents import require_exporter
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import printable
-from pytest_nixl.host.listeners import PortHolder, port_holder
+from pytest_nixl.host.network import PortHolder, port_holder
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.worker_errors import WorkerError

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.proxy.http1 import Http1
-from pytest_nixl.etcd.proxy.http2 import PREFACE, Http2
+from pytest_nixl.etcd.proxy.connection import PREFACE, Http1, Http2
 from pytest_nixl.etcd.proxy.request import Access, BadClientError, Request, State, main_key
 
 #: Tells whether a rule applies to a request.

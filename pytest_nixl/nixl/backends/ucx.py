@@ -16,7 +16,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.rdma_fault import cuda_fault, transport_fault
 from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.model.nixl_releases import refuses_no_cuda
-from pytest_nixl.nixl.backends import cuda_modules, driver_standin
+from pytest_nixl.nixl.backends import driver_standin, libraries
 from pytest_nixl.nixl.backends.libraries import Finder, LibraryError, find_plugin, locate, needed, open_library
 
 #: The id of the finding that UCX treats GPU memory as host memory.
@@ -115,7 +115,7 @@ class UcxBackend:
             recorded |= origin
         if plugin is None or driver_standin.RECORDED in recorded:
             return recorded
-        return recorded | cuda_modules.load(finder, plugin, nixl["nixl_package"], backend)
+        return recorded | libraries.load(finder, plugin, nixl["nixl_package"], backend)
 
     @contextmanager
     def creating(self) -> Iterator[None]:

@@ -25,8 +25,7 @@ from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.resource_limits import start_fault
 from pytest_nixl.core.strict import Number, RefTo, StrictError, Text, check
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.device_counters import read_loss_counters
+from pytest_nixl.model.device_counters import CarrierBytes, read_loss_counters
 from pytest_nixl.model.row_key import HUGE
 from pytest_nixl.model.worker_commands import (
     DESCRIPTOR_LISTS,

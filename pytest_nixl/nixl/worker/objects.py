@@ -14,9 +14,8 @@ from typing import Any
 
 from pytest_nixl.core.units import MIB
 from pytest_nixl.nixl.worker.azure_blob import BlobClient
-from pytest_nixl.nixl.worker.memory import PatternBuffer
+from pytest_nixl.nixl.worker.memory import PatternBuffer, chunks
 from pytest_nixl.nixl.worker.object_stores import PREFIX, SECONDS, ObjectStoreError, StoreClient
-from pytest_nixl.nixl.worker.pattern import chunks
 from pytest_nixl.nixl.worker.s3 import ObjectClient
 
 #: For how long the objects of a row are looked for one by one, in seconds.

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_nixl.nixl.worker.devices import device
-from pytest_nixl.nixl.worker.memory import PatternBuffer
-from pytest_nixl.nixl.worker.pattern import byte_at
+from pytest_nixl.nixl.worker.memory import PatternBuffer, byte_at
 
 
 class VramBuffer(PatternBuffer):

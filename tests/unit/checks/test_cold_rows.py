@@ -12,7 +12,7 @@ from helpers.pytester_run import parse_config
 from pytest_nixl.checks.bandwidth import cold_rows
 from pytest_nixl.checks.bandwidth.cold_rows import cold_link
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.host.memory import AvailableMemory
+from pytest_nixl.host.system import AvailableMemory
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge
 from pytest_nixl.measure.launches import Launches

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_nixl.checks.control_path.check import describe_oversize, refusal_of, regions_of
-from pytest_nixl.model.kv_model import kv_model
-from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.kv_cache import KvPlan, kv_model
 
 REFUSED = "E1122 nixl_etcd_metadata_backend.cpp:126] Failed to store metadata in etcd: etcdserver: request is too large"
 

@@ -20,9 +20,8 @@ from helpers.three_node import ThreeNodeEtcd
 from pytest_nixl import cli
 from pytest_nixl.checks.deployment_etcd import deployment, key_survey
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
-from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, judge_published, survey_deployment
-from pytest_nixl.checks.deployment_etcd.deployment_text import lines
-from pytest_nixl.checks.deployment_etcd.metadata_value import read_metadata
+from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, judge_published, lines, survey_deployment
+from pytest_nixl.checks.deployment_etcd.key_survey import read_metadata
 from pytest_nixl.checks.deployment_etcd.problem import quoted
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import escape

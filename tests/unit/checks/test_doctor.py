@@ -20,9 +20,8 @@ from helpers.cli_run import profile as write_profile
 from helpers.fake_sysfs import Tree, p5
 
 from pytest_nixl import cli
-from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.catalogue import checks, examine, lines
 from pytest_nixl.checks.doctor.check import Requirements, passed
-from pytest_nixl.checks.doctor.examine import examine, lines
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile

@@ -13,8 +13,8 @@ import pytest
 from pytest_nixl.checks.doctor.ranks import everywhere
 from pytest_nixl.cluster.command_check import Command, _unlike, differences
 from pytest_nixl.core.strict import StrictError
-from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.traffic_pattern import RankPairing
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 MakeSettings = Callable[..., Settings]

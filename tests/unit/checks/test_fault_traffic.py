@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.checks.faults.outcome import FaultOutcome, judge_faults
-from pytest_nixl.checks.faults.scene import EarlyEndError, FaultScene
+from pytest_nixl.checks.faults.scene import EarlyEndError, FaultOutcome, FaultScene, judge_faults
 from pytest_nixl.checks.faults.worker import traffic as fault_traffic
 from pytest_nixl.checks.faults.worker.traffic import (
     ENDED_EARLY,

@@ -30,7 +30,7 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.parsers import parse_backends
-from pytest_nixl.session.suites import suite_checks
+from pytest_nixl.session.selection import suite_checks
 
 TESTS = Path(__file__).parents[2]
 BACKENDS = ("UCX", "LIBFABRIC")

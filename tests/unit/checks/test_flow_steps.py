@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.checks.pattern.fairness import ALONE
 from pytest_nixl.checks.pattern.rank_flows import FlowStep
-from pytest_nixl.checks.pattern.samples import ALONE
 from pytest_nixl.model.traffic_pattern import Flow
 from pytest_nixl.processes.worker_errors import WorkerError
 

@@ -25,7 +25,7 @@ from helpers.namespaces import FAST, SLOW, Host, four_cables, require_tools
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.checks.bandwidth.gpus_together import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
-from pytest_nixl.host.gpu_nic_affinity import FAR, SWITCH, GpuNics
+from pytest_nixl.host.devices import FAR, SWITCH, GpuNics
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.judge.concurrent import ConcurrentRates, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile

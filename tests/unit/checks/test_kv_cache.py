@@ -14,8 +14,7 @@ from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, 
 from pytest_nixl.checks.kv_cache.worker import commands
 from pytest_nixl.checks.kv_cache.worker.cache import KvPattern, compare, fill
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.nixl.worker.memory import DramBuffer
-from pytest_nixl.nixl.worker.pattern import TILE, chunks
+from pytest_nixl.nixl.worker.memory import TILE, DramBuffer, chunks
 
 LAYOUT = KvLayout(tensors=4, blocks=12, block_bytes=1024)
 SEED = 77
@@ -134,7 +133,9 @@ def test_requests_are_made_while_the_card_and_other_processes_are_watched(monkey
         log.append(f"{len(drawn)} requests, {timeout}, {in_flight}, {interval}")
         return [0.25]
 
-    monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", lambda op: Watching(f"bytes of {op}"))
+    monkeypatch.setattr(
+        "pytest_nixl.model.device_counters.CarrierBytes.counting", lambda op: Watching(f"bytes of {op}")
+    )
     monkeypatch.setattr(commands, "CpuContention", lambda pids: Watching(f"processes beside {pids}"))
     objects: Any = SimpleNamespace(get=lambda _: SimpleNamespace(layout=LAYOUT, run=run))
     draws: list[Any] = [{"count": 2, "order": "scattered", "seed": seed, "sender": 0} for seed in range(3)]

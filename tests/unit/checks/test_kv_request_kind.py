@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.checks.kv_cache.check import KvRequestKind
-from pytest_nixl.model.kv_model import KV_MODELS, KvModel, kv_model
-from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.kv_cache import KV_MODELS, KvModel, KvPlan, kv_model
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
 

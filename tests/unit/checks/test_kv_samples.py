@@ -9,8 +9,7 @@ import pytest
 
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
 from pytest_nixl.checks.kv_cache.samples import STEPS, KvSamples, RequestTimes
-from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.device_counters import LossyDevice
+from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice
 from pytest_nixl.model.row_key import RowKey
 
 KEY = RowKey.parse("UCX/WRITE/DRAM:DRAM/1KiB/batch4/depth1/0-1/kv=scattered-prepped,model=generic,tokens=64")

@@ -20,11 +20,9 @@ from pytest_nixl.checks.kv_cache.samples import KvSamples, RequestTimes
 from pytest_nixl.checks.kv_cache.storage import StoredRequests, judge_stored
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.launch import Launch
-from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.device_counters import LossyDevice
+from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.kv_model import KV_MODELS
-from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.kv_cache import KV_MODELS, KvPlan
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict

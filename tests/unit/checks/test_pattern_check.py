@@ -12,10 +12,10 @@ import pytest
 
 from pytest_nixl.checks.pattern import check
 from pytest_nixl.checks.pattern.check import PatternLaunches, judge_culprit_of_pattern, pattern_kinds
-from pytest_nixl.checks.pattern.samples import PatternKind
+from pytest_nixl.checks.pattern.fairness import PatternKind
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.host.memory import AvailableMemory
-from pytest_nixl.model.bound import Bound
+from pytest_nixl.host.system import AvailableMemory
+from pytest_nixl.model.figure import Bound
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice, TrafficPattern

@@ -16,7 +16,7 @@ from pytest_nixl.checks.pattern.check import (
     judge_pattern_culprit,
     paired_again,
 )
-from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
+from pytest_nixl.checks.pattern.fairness import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.traffic_pattern import Flow, TrafficPattern

@@ -8,8 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks.pattern.fairness import _listed, judge_fairness, slowed_by
-from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
+from pytest_nixl.checks.pattern.fairness import (
+    ALONE,
+    TOGETHER,
+    FlowSamples,
+    PatternKind,
+    PatternSamples,
+    _listed,
+    jain,
+    judge_fairness,
+    slowed_by,
+)
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES, Corruption
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice

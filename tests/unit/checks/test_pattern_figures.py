@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from test_pattern_fairness import FAIR, SIZE, samples
 
-from pytest_nixl.checks.pattern.fairness import judge_pattern_figures, pattern_figures
-from pytest_nixl.checks.pattern.samples import LOADS, PatternSamples
+from pytest_nixl.checks.pattern.fairness import LOADS, PatternSamples, judge_pattern_figures, pattern_figures
 from pytest_nixl.judge.figure_bounds import judge_figures
-from pytest_nixl.model.bound import Bound
+from pytest_nixl.model.figure import Bound
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.verdicts import Judgement, Verdict
 

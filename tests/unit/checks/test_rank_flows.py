@@ -20,9 +20,8 @@ from helpers.forked_runs import save_time
 
 from pytest_nixl.checks.pattern import rank_flows
 from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
-from pytest_nixl.checks.pattern.fairness import judge_fairness
+from pytest_nixl.checks.pattern.fairness import ALONE, LOADS, TOGETHER, PatternKind, PatternSamples, judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
-from pytest_nixl.checks.pattern.samples import ALONE, LOADS, TOGETHER, PatternKind, PatternSamples
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption

@@ -24,11 +24,11 @@ from helpers.etcd import Etcd, running, running_etcd, wait_until
 from helpers.race_events import DivergenceError, RequestEvent
 from helpers.race_explorer import DepthFirst, ExploredRun, Explorer, RandomScheduler, linear_extensions
 
-from pytest_nixl.checks.rank_race import amplify as amplified
-from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
+from pytest_nixl.checks.rank_race import race
 from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.checks.rank_race.order import overlap
 from pytest_nixl.checks.rank_race.orders import _POLLS, TriedOrders, try_orders
+from pytest_nixl.checks.rank_race.race import Amplified, amplify
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     CommandSubject,
@@ -260,7 +260,7 @@ class TestAmplified:
     def test_a_claim_that_looked_for_its_rank_after_another_had_it_proves_nothing(
         self, path: EtcdProxy, direct: EtcdClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(amplified, "_STEP", 0.1)
+        monkeypatch.setattr(race, "_STEP", 0.1)
         helpers = "helpers.race_functions:present_then_"
         subject = Mixed(f"{helpers}late", f"{helpers}early")
         done = amplify(path, direct, subject, 2, group="/r/")

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run, undisturbed
 
-from pytest_nixl.checks.raw_tools.pair import RawPair
-from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
+from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS, RawPair
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import own_variables

@@ -14,8 +14,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from pytest_nixl.checks.endurance.worker import cycles
-from pytest_nixl.checks.endurance.worker.cycles import _anonymous, _link, _shared_files, held
+from pytest_nixl.checks.endurance import worker
+from pytest_nixl.checks.endurance.worker import _anonymous, _link, _shared_files, held
 from pytest_nixl.nixl.worker import nixl_api
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ def test_memory_that_the_program_has_freed_is_given_back_before_it_is_counted(li
 
 def test_memory_is_also_read_of_a_kernel_without_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "status").write_text("Name: x\nVmRSS: 900 kB\nRssAnon: 3 kB\nRssFile: 50 kB\nVmSwap: 4 kB\n")
-    monkeypatch.setattr(cycles, "_SELF", tmp_path)
+    monkeypatch.setattr(worker, "_SELF", tmp_path)
     assert _anonymous() == 7 * 1024
     (tmp_path / "smaps_rollup").write_text("Rss: 900 kB\nAnonymous: 5 kB\nLazyFree: 7 kB\nSwap: 6 kB\nSwapPss: 6 kB\n")
     assert _anonymous() == 11 * 1024
@@ -126,7 +126,7 @@ def test_a_descriptor_that_is_gone_has_no_link() -> None:
 )  # fmt: skip
 def test_a_cycle_undoes_what_it_does(cycle: str, calls: list[str]) -> None:
     scene = MagicMock()
-    cycles.CYCLES[cycle](scene)
+    worker.CYCLES[cycle](scene)
     assert [name for name, _, _ in scene.mock_calls] == calls
     if cycle == "registration":
         scene.agent.deregister_memory.assert_called_once_with(scene.agent.register_memory.return_value)
@@ -136,12 +136,12 @@ def test_a_cycle_undoes_what_it_does(cycle: str, calls: list[str]) -> None:
 def test_only_cycles_of_connections_begin_without_one(
     monkeypatch: pytest.MonkeyPatch, cycle: str, removed: int
 ) -> None:
-    monkeypatch.setattr(cycles, "CycleScene", MagicMock())
-    monkeypatch.setattr(cycles, "_scenes", {})
-    monkeypatch.setitem(cycles.CYCLES, cycle, lambda scene: None)
+    monkeypatch.setattr(worker, "CycleScene", MagicMock())
+    monkeypatch.setattr(worker, "_scenes", {})
+    monkeypatch.setitem(worker.CYCLES, cycle, lambda scene: None)
     agent = MagicMock()
     for _ in range(2):
-        assert "heap" in cycles.repeat(agent, cycle, "UCX", 1, 60)
+        assert "heap" in worker.repeat(agent, cycle, "UCX", 1, 60)
     assert agent.remove_remote_agent.call_count == removed
 
 
@@ -150,7 +150,7 @@ def test_an_agent_of_a_cycle_is_deleted_with_its_memory_and_its_peer(monkeypatch
     usual.name, scene.agent = "a", usual
     create = MagicMock(return_value=cycle_agent)
     monkeypatch.setattr(nixl_api, "make_agent", create)
-    cycles.CYCLES["agent"](scene)
+    worker.CYCLES["agent"](scene)
     assert create.call_args.args == ("a-child-4",)
     assert [name for name, _, _ in cycle_agent.mock_calls] == [
         "create_backend", "register_memory", "add_remote_agent", "release_xfer_handle", "deregister_memory",

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_nixl.checks.telemetry.overhead import in_turn, overhead_figures
 from pytest_nixl.judge.figure_bounds import judge_figures
-from pytest_nixl.model.bound import Bound
+from pytest_nixl.model.figure import Bound
 from pytest_nixl.model.verdicts import Verdict
 
 WITHOUT = (10e-6, 10.1e-6, 9.9e-6, 10.2e-6, 9.8e-6)

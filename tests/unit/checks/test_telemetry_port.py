@@ -15,7 +15,7 @@ from pytest_nixl.checks.telemetry.shared_port import (
     describe_sharing,
     judge_taken_port,
 )
-from pytest_nixl.host.listeners import PortHolder
+from pytest_nixl.host.network import PortHolder
 
 ON = {"NIXL_TELEMETRY_ENABLE": "Y", "NIXL_TELEMETRY_EXPORTER": "prometheus"}
 

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.checks.faults import transfers as transfer_faults
-from pytest_nixl.checks.faults.outcome import MUST_REPORT, FaultOutcome, fault_reason, judge_faults, without
-from pytest_nixl.checks.faults.scene import MOVED, FaultScene
+from pytest_nixl.checks.faults.scene import (
+    MOVED,
+    MUST_REPORT,
+    FaultOutcome,
+    FaultScene,
+    fault_reason,
+    judge_faults,
+    without,
+)
 from pytest_nixl.checks.faults.transfers import FAULTS, environments, make_fault
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers.fake_sysfs import p5
 
+from pytest_nixl.checks.doctor.catalogue import examine
 from pytest_nixl.checks.doctor.check import CheckResult, Requirements
-from pytest_nixl.checks.doctor.examine import examine
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.transfers import transfers_arrive, with_transfers
 from pytest_nixl.core.resource_limits import PROCESSES_REMEDY

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_nixl import cli
 from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.expectation import Machine
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 P5 = FIXTURES / "efa-p5" / "nixlbench-rank0.out"

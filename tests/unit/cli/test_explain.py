@@ -16,7 +16,7 @@ from helpers.cli_run import ROOT, WITHOUT, environment
 from pytest_nixl import __version__, cli
 from pytest_nixl.cli import explain
 from pytest_nixl.judge.profiles import bundled_profiles
-from pytest_nixl.session.suites import checks_of_suites
+from pytest_nixl.session.selection import checks_of_suites
 
 
 def test_every_check_of_the_suites_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:

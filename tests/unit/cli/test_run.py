@@ -18,8 +18,7 @@ from helpers.cli_run import ROOT, environment, eventually
 from helpers.fake_sysfs import p5
 
 from pytest_nixl import cli
-from pytest_nixl.cli.run import split
-from pytest_nixl.cli.run_choice import choose
+from pytest_nixl.cli.run import choose, split
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 

@@ -15,9 +15,8 @@ from pytest_nixl.cluster import membership
 from pytest_nixl.cluster.driver import MembershipWatch
 from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Message, WorkerLine
+from pytest_nixl.cluster.messages import Mailbox, Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints

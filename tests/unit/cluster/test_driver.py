@@ -19,7 +19,7 @@ from helpers.s3 import S3Server, use_s3
 from helpers.two_ranks import Two, two
 
 from pytest_nixl.cluster.group import MemberLostError
-from pytest_nixl.cluster.mailbox import LARGEST
+from pytest_nixl.cluster.messages import LARGEST
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.units import KIB, MIB

@@ -12,7 +12,7 @@ import pytest
 from helpers.etcd import Etcd, running_etcd
 
 from pytest_nixl import cli
-from pytest_nixl.cluster.garbage_collection import DeadGroup, LiveGroup, clean
+from pytest_nixl.cluster.etcd import DeadGroup, LiveGroup, clean
 from pytest_nixl.cluster.group import JoinRefusedError, group_root
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.core.free_ports import free_ports

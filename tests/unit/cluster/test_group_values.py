@@ -34,9 +34,8 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.group_values import SealError, Seals, unsealed
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Message, PeerRequest
+from pytest_nixl.cluster.messages import Mailbox, Message, PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.placement import Placement

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from pytest_nixl.cluster.launchers import LauncherPlacement, _accept, find_placement, first_host
+from pytest_nixl.cluster.placement import LauncherPlacement, _accept, find_placement, first_host
 from pytest_nixl.core.extensions import LAUNCHERS, Extension, ExtensionError
 
 SLURM = {

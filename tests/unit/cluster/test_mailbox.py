@@ -12,8 +12,7 @@ import pytest
 from helpers.etcd import Etcd, running_etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
-from pytest_nixl.cluster.mailbox import TOGETHER, Mailbox, MailError
-from pytest_nixl.cluster.messages import Message, WorkerLine
+from pytest_nixl.cluster.messages import TOGETHER, Mailbox, MailError, Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import connect
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_nixl.cluster.placement import ALONE, ask
-from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.traffic_pattern import PatternChoice
+from pytest_nixl.model.traffic_pattern import PatternChoice, RankPairing
 
 MakeSettings = Callable[..., Settings]
 MPI = {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_JOBID": "job 7"}

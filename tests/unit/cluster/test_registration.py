@@ -27,9 +27,8 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.joining import Joining
-from pytest_nixl.cluster.mailbox import LARGEST, TOGETHER, Mailbox, MailError, _text
 from pytest_nixl.cluster.membership import LATE, Membership
-from pytest_nixl.cluster.messages import Message, WorkerLine
+from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, MailError, Message, WorkerLine, _text
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.errors import EtcdError

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from pytest_nixl.core.redaction import HIDDEN, MOST_COMMAND, hide_command, hider, recorded, redact, redact_value
-from pytest_nixl.host.environment import read_environment
+from pytest_nixl.host.facts import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.store.provenance import gather
 

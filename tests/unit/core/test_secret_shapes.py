@@ -15,7 +15,7 @@ from helpers.secret_shapes import HARMLESS, PLACES, SHAPES, letters, visible_par
 
 from pytest_nixl import cli
 from pytest_nixl.core.redaction import HIDDEN, hide_command, hider, is_recorded, recorded, redact, redact_value
-from pytest_nixl.host.environment import read_environment
+from pytest_nixl.host.facts import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.engine_backends import ALLOC_CONF
 

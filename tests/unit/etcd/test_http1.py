@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.etcd.proxy.http1 import Http1
+from pytest_nixl.etcd.proxy.connection import Http1
 
 ANSWER = b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\nok"
 REQUEST = b"POST /v3/kv/range HTTP/1.1\r\nhost: e\r\ncontent-length: 2\r\n%s\r\n{}"

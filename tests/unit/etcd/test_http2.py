@@ -14,7 +14,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from pytest_nixl.etcd.proxy.http2 import Http2, _messages
+from pytest_nixl.etcd.proxy.connection import Http2, _messages
 from pytest_nixl.etcd.proxy.request import Access, Request
 
 ANSWER = [(":status", "200"), ("content-type", "application/grpc")]

@@ -20,7 +20,7 @@ import pytest
 
 from pytest_nixl.checks.deployment_etcd import key_survey
 from pytest_nixl.checks.deployment_etcd.key_survey import survey
-from pytest_nixl.cluster.garbage_collection import clean
+from pytest_nixl.cluster.etcd import clean
 from pytest_nixl.etcd import client as paging
 from pytest_nixl.etcd.client import EtcdClient, Pager, connect
 from pytest_nixl.etcd.endpoints import Endpoint

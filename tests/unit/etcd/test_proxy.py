@@ -490,7 +490,7 @@ class TestPath:
         def fail(method: str, body: bytes) -> tuple[Access, ...]:
             raise RuntimeError("made by a test")
 
-        monkeypatch.setattr("pytest_nixl.etcd.proxy.http1.gateway_accesses", fail)
+        monkeypatch.setattr("pytest_nixl.etcd.proxy.connection.gateway_accesses", fail)
         path = EtcdProxy(etcd.url)
         with pytest.raises(ProxyError, match=r"127.0.0.1:\d+ failed: RuntimeError\('made by a test"):
             with path, pytest.raises(EtcdError):

@@ -23,7 +23,7 @@ from helpers.etcd import environment, separate_supervisor
 from helpers.needs import need_programs
 
 from pytest_nixl.cluster.etcd import find_etcd
-from pytest_nixl.cluster.launchers import LauncherPlacement
+from pytest_nixl.cluster.placement import LauncherPlacement
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import connect

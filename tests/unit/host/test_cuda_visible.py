@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.fake_sysfs import facts_of
 
-from pytest_nixl.host.cuda_visible import visible
-from pytest_nixl.host.gpu import GpuFacts, read_gpus
+from pytest_nixl.host.gpu import GpuFacts, read_gpus, visible
 from pytest_nixl.host.recorded_tree import FactsRoot
 
 #: The first two begin with the same characters.

@@ -12,7 +12,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from helpers.copied_wheel import installed_library
 
-from pytest_nixl.host.device_code import DeviceCode, capability, device_code, dotted
+from pytest_nixl.host.elf import DeviceCode, capability, device_code, dotted
 
 PTX, CUBIN = 1, 2
 

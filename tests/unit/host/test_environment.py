@@ -13,8 +13,7 @@ from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.core.plain import to_plain
 from pytest_nixl.core.redaction import HIDDEN
-from pytest_nixl.host.environment import read_environment
-from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.facts import Facts, read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict

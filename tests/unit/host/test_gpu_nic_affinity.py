@@ -17,19 +17,8 @@ from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.cli import main
 from pytest_nixl.cli.facts import near_lines
+from pytest_nixl.host.devices import FAR, NODE, ROOT, SWITCH, UNPLACED, GpuNics, Placed, Topology, distance, share
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu_nic_affinity import (
-    FAR,
-    NODE,
-    ROOT,
-    SWITCH,
-    UNPLACED,
-    GpuNics,
-    Placed,
-    Topology,
-    distance,
-    share,
-)
 from pytest_nixl.host.rdma import Port
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict

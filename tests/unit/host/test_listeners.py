@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.host.listeners import PortHolder, port_holder
+from pytest_nixl.host.network import PortHolder, port_holder
 
 LISTEN = """
 import socket

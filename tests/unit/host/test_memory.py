@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.core.units import GIB, MIB
-from pytest_nixl.host.memory import AvailableMemory, available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import AvailableMemory, available_memory, in_bytes
 
 MEMINFO = "MemTotal:       65536000 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
 POD = "kubepods.slice/pod1/container"

@@ -14,9 +14,8 @@ import pytest
 
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import side_channel
-from pytest_nixl.host.environment import read_environment
-from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.peers import ReachedPeer, read_side_channels
+from pytest_nixl.host.facts import Facts, read_environment
+from pytest_nixl.host.network import ReachedPeer, read_side_channels
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict

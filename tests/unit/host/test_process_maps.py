@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_nixl.host.process_maps import libraries_of_nixl
+from pytest_nixl.host.loaded_libraries import libraries_of_nixl
 
 #: The form of proc(5): addresses, permissions, offset, device, inode and path.
 MAPS = """\

@@ -476,7 +476,7 @@ def test_loopback_requires_only_checks_that_a_laptop_passes() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["judge.profiles", "judge.row", "model.machine", "judge.floors", "model.verdicts", "model.results",
+    ["judge.profiles", "judge.row", "model.expectation", "judge.floors", "model.verdicts", "model.results",
      "model.samples", "session.settings", "core.units", "etcd.endpoints", "model.row_key", "session.check_result"],
 )  # fmt: skip
 def test_each_module_can_be_the_first_to_be_imported(module: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import another_launch, decisive_bandwidth, judge, percentage
-from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
+from pytest_nixl.model.device_counters import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.measure.steering_search import SearchEndedError, find_culprits, smallest_set, steering_names
+from pytest_nixl.measure.transfer_proof import SearchEndedError, find_culprits, smallest_set, steering_names
 
 NAMES = tuple("ABCDEFGH")
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.measure import transfer_proof
-from pytest_nixl.measure.steering_search import steering_names
-from pytest_nixl.measure.transfer_proof import GPUS, Prover, default_settings, provable
+from pytest_nixl.measure.transfer_proof import GPUS, Prover, default_settings, provable, steering_names
 from pytest_nixl.model.transfer_proof import TransferProof
 
 Answer = Callable[[frozenset[str]], tuple[str, bool, float]]

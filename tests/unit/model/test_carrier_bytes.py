@@ -10,9 +10,8 @@ import pytest
 
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import judge
-from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
-from pytest_nixl.model.expectation import Expectation, row_ceiling
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.device_counters import Carrier, CarrierBytes
+from pytest_nixl.model.expectation import Expectation, Machine, row_ceiling
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples

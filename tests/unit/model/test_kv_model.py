@@ -14,15 +14,7 @@ from helpers.cli_run import ROOT
 
 from pytest_nixl.core.forms import KV_MODEL_FORM, KV_MODEL_NAMES
 from pytest_nixl.core.strict import StrictError
-from pytest_nixl.model.kv_model import (
-    GENERIC,
-    KV_DTYPES,
-    KV_MODELS,
-    MOST_CONFIG_BYTES,
-    KvModel,
-    kv_model,
-)
-from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.kv_cache import GENERIC, KV_DTYPES, KV_MODELS, MOST_CONFIG_BYTES, KvModel, KvPlan, kv_model
 from pytest_nixl.model.settings import OPTIONS
 
 #: The fields of published files that this reader looks at, by the preset that they have to equal.

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.model.kv_model import GENERIC, KV_MODELS, KvModel
-from pytest_nixl.model.kv_plan import KvPlan, format_tp
+from pytest_nixl.model.kv_cache import GENERIC, KV_MODELS, KvModel, KvPlan, format_tp
 
 #: By preset: bytes per token, and for TP 1 and TP 8 the bytes of one IO and the number of IOs.
 PLANNED = {

@@ -9,8 +9,7 @@ import pytest
 
 from pytest_nixl.judge.profiles import Profile, load_profile, parse_profile
 from pytest_nixl.judge.row import judge
-from pytest_nixl.model.expectation import Ceiling, Expectation, ReferenceRun, row_ceiling
-from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.expectation import Ceiling, Expectation, Machine, ReferenceRun, row_ceiling
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.model.image import VersionRange
+from pytest_nixl.model.expectation import VersionRange
 
 
 @pytest.mark.parametrize(

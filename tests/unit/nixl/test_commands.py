@@ -206,7 +206,7 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
         return {"windows": [how["iterations"]]}
 
     monkeypatch.setattr(worker_commands, "CpuContention", Known)
-    monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", Known)
+    monkeypatch.setattr("pytest_nixl.model.device_counters.CarrierBytes.counting", Known)
     monkeypatch.setattr(transfer, "measure", measure)
     monkeypatch.setattr(commands, "_prepared", lambda *_: None)
     how: dict[str, Any] = {"iterations": 7, "warmup": 0, "warmup_seconds": 0.0, "duration": 0.0}

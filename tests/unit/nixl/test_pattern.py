@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_nixl.nixl.worker import memory
-from pytest_nixl.nixl.worker.memory import DramBuffer
-from pytest_nixl.nixl.worker.pattern import _TILES, TILE, Bytes, byte_at, chunks, key, tile
+from pytest_nixl.nixl.worker.memory import _TILES, TILE, Bytes, DramBuffer, byte_at, chunks, key, tile
 
 SEEDS = st.integers(0, (1 << 63) - 1)
 #: More than two tiles, so that every part of the arithmetic is used.

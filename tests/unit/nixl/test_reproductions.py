@@ -13,8 +13,7 @@ import pytest
 from helpers.cli_run import environment
 
 from pytest_nixl.cli import COULD_NOT_RUN, PASSED, main
-from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.nixl.reproductions import reproduction
+from pytest_nixl.model.findings import FINDINGS, reproduction
 
 SCRIPTS = {id for id in FINDINGS if reproduction(id) is not None}
 #: The findings whose defect UCX has; the others are run in tests/libfabric.

@@ -32,12 +32,12 @@ from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.nixl.backends.cuda_modules import LOADED
+from pytest_nixl.nixl.backends.libraries import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import require_gpu
 from pytest_nixl.nixl.worker.devices import make_ptx, shortest
 from pytest_nixl.nixl.worker.devices.nvidia import _Room
-from pytest_nixl.nixl.worker.pattern import TILE
+from pytest_nixl.nixl.worker.memory import TILE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError

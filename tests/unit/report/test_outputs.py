@@ -17,7 +17,7 @@ from helpers.cli_run import start as start_run
 
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.report.verdict_file import SCHEMA
+from pytest_nixl.report.files import SCHEMA
 
 pytestmark = pytest.mark.long
 

@@ -23,9 +23,8 @@ from pytest_nixl.report.files import write
 from pytest_nixl.report.junit import add_run_cases
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.completeness import completeness_of
-from pytest_nixl.session.live_record import LiveRecord
 from pytest_nixl.session.options import report_ending
-from pytest_nixl.session.run import Run
+from pytest_nixl.session.run import LiveRecord, Run
 from pytest_nixl.store.record_reader import parse_recorded
 
 SUMMARY = RowSummary(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9, 1.1e9))

@@ -25,12 +25,12 @@ from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSumma
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
+from pytest_nixl.report.charts import nice_step, value_axis
 from pytest_nixl.report.files import table, write
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.svg import nice_step, value_axis
 from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 

@@ -14,7 +14,7 @@ from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.table import lines
-from pytest_nixl.session.suites import checks_of_suites
+from pytest_nixl.session.selection import checks_of_suites
 
 CHECKS = sorted({check for checks in checks_of_suites().values() for check in checks})
 

@@ -11,7 +11,7 @@ from helpers.pytester_run import run_pytest
 
 from pytest_nixl.model.agent_options import BackendParameter, ThreadCounts
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.session.agent_check import refuse_agent_options
+from pytest_nixl.session.preconditions import refuse_agent_options
 
 MakeSettings = Callable[..., Settings]
 

@@ -13,9 +13,8 @@ import pytest
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.completeness import Completeness, refuse_exit_code_0
-from pytest_nixl.session.levels import LevelSelection
-from pytest_nixl.session.live_record import LiveRecord
-from pytest_nixl.session.run import Run
+from pytest_nixl.session.run import LiveRecord, Run
+from pytest_nixl.session.selection import LevelSelection
 
 CODE = pytest.ExitCode
 

@@ -11,7 +11,7 @@ from helpers.cli_run import BANDWIDTH, run
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile, read_product
-from pytest_nixl.session.silent_profile import silence
+from pytest_nixl.session.gate import silence
 
 
 def host(root: Path, *devices: str, product: str = "") -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import ROOT, bandwidth, profile, run
 
-from pytest_nixl.session.suites import ON_REQUEST, checks_of_suites, suite_checks
+from pytest_nixl.session.selection import ON_REQUEST, checks_of_suites, suite_checks
 
 pytestmark = pytest.mark.long
 

@@ -12,7 +12,7 @@ from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.session.check_result import restore_outcome
-from pytest_nixl.session.suites import suites_folder
+from pytest_nixl.session.selection import suites_folder
 
 GATE = "--nixl-gate"
 

@@ -16,9 +16,9 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.gate import failed, missed, refuse_accidents, unchecked
-from pytest_nixl.session.levels import _LEFT_OUT
 from pytest_nixl.session.requested_links import requested_links, requested_rows
 from pytest_nixl.session.run import Run
+from pytest_nixl.session.selection import _LEFT_OUT
 
 HOST, GPU = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "VRAM")
 SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("cma",))

@@ -13,7 +13,7 @@ from helpers.pytester_run import run_pytest
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.model.settings import LEVELS
-from pytest_nixl.session.suites import checks_of_suites, suite_checks
+from pytest_nixl.session.selection import checks_of_suites, suite_checks
 from pytest_nixl.store.record_reader import OURS, parse_recorded
 
 TESTS = """

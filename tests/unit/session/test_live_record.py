@@ -14,7 +14,7 @@ from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session import check_result
-from pytest_nixl.session.live_record import LiveRecord
+from pytest_nixl.session.run import LiveRecord
 
 SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
 

@@ -12,11 +12,10 @@ import pytest
 from helpers.pytester_run import parse_config
 
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
-from pytest_nixl.model.kv_model import GENERIC, KV_MODELS
+from pytest_nixl.model.kv_cache import GENERIC, KV_MODELS
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, OPTIONS, AlternateImage, Settings
-from pytest_nixl.model.traffic_pattern import PatternChoice
+from pytest_nixl.model.traffic_pattern import PatternChoice, RankPairing
 from pytest_nixl.session.given_options import given_options
 from pytest_nixl.session.settings import read_settings, setting_lines
 

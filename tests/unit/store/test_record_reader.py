@@ -22,11 +22,10 @@ from pytest_nixl import cli
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import table
+from pytest_nixl.report.files import metrics, table
 from pytest_nixl.report.github import workflow_commands
 from pytest_nixl.report.history import courses, lines, of_one_machine
 from pytest_nixl.report.page import page
-from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import LARGEST, RecordedRun, parse_recorded
 from pytest_nixl.store.store import Store, find_baseline

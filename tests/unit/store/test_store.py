@@ -16,9 +16,8 @@ from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.store import store as store_module
-from pytest_nixl.store.index import INDEX
 from pytest_nixl.store.record_reader import RecordedRun, read_recorded
-from pytest_nixl.store.store import Store, find_baseline, newest
+from pytest_nixl.store.store import INDEX, Store, find_baseline, newest
 
 #: Twenty processes that begin to write together, when their standard input ends. Only the first imports anything.
 WRITERS = """

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from pytest_nixl.checks.kv_cache.blocks import KvLayout, Numbers
-from pytest_nixl.nixl.worker.memory import PatternBuffer
-from pytest_nixl.nixl.worker.pattern import TILE, Bytes, Words, key, tile
+from pytest_nixl.nixl.worker.memory import TILE, Bytes, PatternBuffer, Words, key, tile
 
 
 class KvPattern:
     """The pattern of a seed at any place of a cache.
 
-    :param seed: the number that determines the pattern, as in :mod:`pytest_nixl.nixl.worker.pattern`.
+    :param seed: the number that determines the pattern, as in :mod:`pytest_nixl.nixl.worker.memory`.
     """
 
     def __init__(self, seed: int) -> None:

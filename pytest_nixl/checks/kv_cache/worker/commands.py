@@ -12,7 +12,7 @@ from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.strict import Number, RefTo
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.device_counters import CarrierBytes
 from pytest_nixl.model.worker_commands import (
     AgentRef,
     BufferRef,

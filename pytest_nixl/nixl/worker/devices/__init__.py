@@ -53,7 +53,7 @@ class Device(Protocol):
         """Write ``data``."""
 
     def fill(self, address: int, size: int, seed: int, *, inverted: bool) -> None:
-        """Write the pattern of ``seed`` (see :mod:`pytest_nixl.nixl.worker.pattern`) or its complement, on the GPU."""
+        """Write the pattern of ``seed`` (see :mod:`pytest_nixl.nixl.worker.memory`) or its complement, on the GPU."""
 
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern of ``seed`` on the GPU; return None if every byte is right."""

@@ -10,7 +10,7 @@ import torch
 
 from pytest_nixl.core.errors import GpuMemoryError
 from pytest_nixl.nixl.worker.devices import Device, WorkerGpu, WrongBytes, shortest
-from pytest_nixl.nixl.worker.pattern import TILE, key, tile
+from pytest_nixl.nixl.worker.memory import TILE, key, tile
 
 
 class Torch:

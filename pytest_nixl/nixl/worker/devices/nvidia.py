@@ -22,10 +22,10 @@ import numpy as np
 
 from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
 from pytest_nixl.core.extras import pip_install
-from pytest_nixl.core.gpu_errors import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.core.lazy_module import lazy_module
+from pytest_nixl.core.texts import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.nixl.worker.devices import Device, Vendor, WorkerGpu, WrongBytes, shortest
-from pytest_nixl.nixl.worker.pattern import TILE, tile
+from pytest_nixl.nixl.worker.memory import TILE, tile
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.worker.devices import by_torch

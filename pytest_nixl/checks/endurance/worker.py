@@ -182,7 +182,7 @@ def repeat(agent: Any, cycle: str, backend: str, count: int, seconds: float, lab
     :param count: how often; the first call also prepares what the cycles need.
     :param seconds: the deadline of one transfer.
     :param label: the label in etcd under which the agent publishes at the end, so that the caller can wait for it.
-    :return: that of :func:`~pytest_nixl.checks.endurance.worker.cycles.held`, the bytes of ``metadata`` of both
+    :return: that of :func:`~pytest_nixl.checks.endurance.worker.held`, the bytes of ``metadata`` of both
         agents, the ``seconds`` of the fastest cycle, and those of a ``reference`` computation that is always the same.
     """
     if agent.name not in _scenes:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a running engine that have loaded NIXL: their backends, open RDMA devices and variables.
+"""Libraries that processes have loaded: NIXL's, its etcd client's, and those of a running engine.
+
+Short, because the process that has loaded them and the one that looks at it from outside both import it: the latter
+without NumPy, which takes a third of a second.
 
 NIXL loads a plugin when a backend is created, and UCX and libfabric open a device of RDMA through ``/dev/infiniband``.
 So what a process has mapped and opened says what its transfers can use. Only the same user, or root, can read it.
@@ -7,16 +10,117 @@ So what a process has mapped and opened says what its transfers can use. Only th
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import redact_value
 from pytest_nixl.core.strict import printable
-from pytest_nixl.host.listeners import command_of, parent_of, port_holder
+from pytest_nixl.host.network import command_of, parent_of, port_holder
+
+#: The variable of a patch of etcd-cpp-apiv3 in some images: if it is 1, gRPC gets addresses that did not resolve.
+PATCH = "ETCD_CPP_API_DISABLE_URI_VALIDATION"
+
+#: How the name of its file begins.
+NAME = "libetcd-cpp-api"
+
+
+@dataclass(frozen=True)
+class EtcdLibrary:
+    """An etcd client library.
+
+    :param digest: the SHA-256 of the file, in hexadecimal.
+    :param patched: whether the file contains the name of the patch's variable.
+    """
+
+    path: str
+    digest: str
+    patched: bool
+
+    @classmethod
+    def read(cls, path: str, root: Path = Path("/")) -> EtcdLibrary:
+        """Read a library.
+
+        :param path: its path in its own file system.
+        :param root: the folder where that file system is mounted for this process.
+        :raises NixlPluginError: the file cannot be read.
+        """
+        try:
+            data = (root / path.lstrip("/")).read_bytes()
+        except OSError as error:
+            raise NixlPluginError(
+                f"{path} cannot be read ({error.strerror})", "run pytest as the user that runs NIXL"
+            ) from None
+        return cls(path, hashlib.sha256(data).hexdigest(), PATCH.encode() in data)
+
+
+def loaded_library(pid: int) -> EtcdLibrary | None:
+    """Return the etcd client library that a process has loaded; None if it has none.
+
+    :raises OSError: the process does not exist or belongs to another user.
+    :raises NixlPluginError: the library cannot be read.
+    """
+    maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    for line in maps.splitlines():
+        path = line.split(maxsplit=5)[-1].removesuffix(" (deleted)")
+        if Path(path).name.startswith(NAME):
+            return EtcdLibrary.read(path, Path(f"/proc/{pid}/root"))
+    return None
+
+
+def linked_library(program: str) -> EtcdLibrary | None:
+    """Return the etcd client library that ``ldd`` finds for a program; None if the program needs none.
+
+    :raises NixlPluginError: ldd fails or does not find the library.
+    """
+    try:
+        done = subprocess.run(["ldd", program], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NixlPluginError(
+            f"ldd {program} failed: {error}", "install ldd (package libc-bin) and put it on PATH"
+        ) from None
+    match = re.search(rf"^\s*({NAME}\S*) => (\S+)", done.stdout, re.MULTILINE)
+    if match is None:
+        return None
+    if not match[2].startswith("/"):
+        raise NixlPluginError(
+            f"{program} needs {match[1]}, which was not found", "set LD_LIBRARY_PATH as for runs of nixlbench"
+        )
+    return EtcdLibrary.read(match[2])
+
+
+#: NIXL's libraries and those that it uses for transfers.
+_OURS = (
+    r"lib(?:nixl|plugin_|uc[pstm]|fabric|ibverbs|mlx5|efa|rdmacm|nl-|etcd-cpp"
+    r"|cuda|cudart|gdrapi|hwloc|grpc\+\+|nvidia-ml)"
+)
+#: The path of such a library at the end of a line. One search of the whole text: the doctor looks ten times a second.
+_PATH = re.compile(rf" (/(?:.*/)?{_OURS}[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
+
+
+def libraries_of_nixl(maps: str) -> list[str]:
+    """Return the paths of the loaded libraries that NIXL uses, each once, in the order of their addresses.
+
+    :param maps: the content of the process's ``/proc/PID/maps``.
+    """
+    return list(dict.fromkeys(_PATH.findall(maps)))
+
+
+def etcd_client(paths: Sequence[str]) -> EtcdLibrary | None:
+    """Return etcd's client library among loaded libraries; None if it is not among them.
+
+    :param paths: the paths of the loaded libraries.
+    :raises NixlPluginError: the library cannot be read.
+    """
+    path = next((path for path in paths if os.path.basename(path).startswith(NAME)), None)
+    return None if path is None else EtcdLibrary.read(path)
+
 
 _PLUGIN = re.compile(r"/libplugin_(\w+)\.so$")
 _DEVICE = re.compile(r"/dev/infiniband/(uverbs\d+)$")
