@@ -199,16 +199,14 @@ def _applies(rule: ConnectorRule, pair: SidePair) -> bool:
 def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> RuleResult:
     values = pair.values(rule.field)
     prefill, decode = (_shown(rule.field, value, hide) for value in values)
-    if not all(value.is_readable for value in values):
-        default = _by_default(rule, pair)
-        if default is None:
-            return RuleResult(rule, Verdict.NOT_APPLICABLE, prefill, decode)
-        reason = escape(hide(f"{default.reason}, unless the containers set {rule.field}"), _MOST_REASON)
-        return RuleResult(rule, Verdict.INCONCLUSIVE, prefill, decode, reason, default.remedy or rule.remedy)
-    wrong = rule.relation(pair, rule.field)
+    readable = all(value.is_readable for value in values)
+    wrong = rule.relation(pair, rule.field) if readable else _by_default(rule, pair)
     if wrong is None:
-        return RuleResult(rule, Verdict.PASS, prefill, decode)
+        return RuleResult(rule, Verdict.PASS if readable else Verdict.NOT_APPLICABLE, prefill, decode)
     reason, remedy = (escape(hide(text), _MOST_REASON) for text in (wrong.reason, wrong.remedy or rule.remedy))
+    if not readable:
+        reason += f", unless the containers set {rule.field}"
+        return RuleResult(rule, Verdict.INCONCLUSIVE, prefill, decode, reason, remedy)
     if rule.releases is not None:
         reason += f" ({rule.releases})"
     return RuleResult(rule, wrong.verdict, prefill, decode, reason, remedy, wrong.slow)

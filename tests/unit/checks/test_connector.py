@@ -822,6 +822,8 @@ def test_secrets_and_control_characters_are_not_printed(tmp_path: Path, capsys: 
         "NIXL_ETCD_ENDPOINTS": "http://root:pa55word@etcd:2379/",
     }
     sides["decode"]["options"]["--model"] = "hf_abcdef/\x1b[31mmodel\u202e"
+    # The reason of this one quotes the value.
+    sides["decode"]["env"]["VLLM_KV_CACHE_LAYOUT"] = "hf_abcdef"
     paths = files(tmp_path, sides)
     for options in ([], ["--json"]):
         assert cli.main(["connector", *paths, *options]) == 1
