@@ -31,8 +31,8 @@ from pytest_nixl.session.run import Run
 _MOST_NAMED = 12
 
 
-def write_plainly(config: pytest.Config, run: Run) -> None:
-    """Write no colours and no live line if a launcher started this rank and nothing asks for them.
+def write_without_colours(config: pytest.Config, run: Run) -> None:
+    """Write no colours if a launcher started this rank and nothing asks for them.
 
     Some launchers give each rank a terminal, although what it writes ends in a file: ``mpirun … > log``.
     """

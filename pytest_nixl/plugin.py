@@ -90,7 +90,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     join_flags(args)
     if any(".py" in argument for argument in args):
         options = early_config.known_args_namespace
-        if pasted := selection.find_pasted(options.file_or_dir, early_config.invocation_params.dir):
+        if pasted := selection.pyargs_of_pasted(options.file_or_dir, early_config.invocation_params.dir):
             args[:] = [*(pasted.get(argument, argument) for argument in args), "--pyargs"]
             options.file_or_dir = [pasted.get(each, each) for each in options.file_or_dir]
             options.pyargs = True

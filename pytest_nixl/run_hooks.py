@@ -33,7 +33,13 @@ from pytest_nixl.session.benchmark import make_benchmark, read_machine_early, re
 from pytest_nixl.session.check_result import add_result, watch_call, watch_load
 from pytest_nixl.session.completeness import completeness_of, refuse_exit_code_0
 from pytest_nixl.session.ending import write_ending
-from pytest_nixl.session.gate import failed, missed, refuse_accidents, refuse_silence, unchecked
+from pytest_nixl.session.gate import (
+    failing_results,
+    missing_results,
+    refuse_accidents,
+    refuse_silence,
+    unchecked_requests,
+)
 from pytest_nixl.session.outcome import Reruns, check_of, refuse_marked
 from pytest_nixl.session.preconditions import Preconditions, refuse_agent_options
 from pytest_nixl.session.record_writer import add_ours
@@ -130,7 +136,7 @@ class RunHooks:
             return cls(run)
         try:
             if run.placement.several:
-                cluster_hooks.write_plainly(config, run)
+                cluster_hooks.write_without_colours(config, run)
                 cluster_hooks.refuse(config, run)
             if run.settings.judged_by:
                 refuse_accidents(config, run.settings)
@@ -298,11 +304,11 @@ class RunHooks:
         if collected.interrupted and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         if collected.ended or not collected.interrupted:
-            missing = missed(profile, run) if settings.gate else unchecked(run)
+            missing = missing_results(profile, run) if settings.gate else unchecked_requests(run)
             run.record.add_run_results(missing)
             if not collected.ended:
                 compare(run)
-            if failed(run.record.results, profile, gate=settings.gate):
+            if failing_results(run.record.results, profile, gate=settings.gate):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if collected.interrupted:
             note_missing_baseline(run)

@@ -39,7 +39,7 @@ from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import record_samples, record_timed_figures, versions_of
-from pytest_nixl.session.gate import between_hosts
+from pytest_nixl.session.gate import profile_between_hosts
 from pytest_nixl.session.outcome import conclude
 
 from . import early
@@ -91,7 +91,7 @@ def session_fixtures(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def profile(nixl_settings: Settings, nixl_run: Run, nixl_cluster: Cluster) -> Profile:
     """What to expect of this machine."""
-    return between_hosts(load_profile(nixl_settings.profile), nixl_run, nixl_cluster)
+    return profile_between_hosts(load_profile(nixl_settings.profile), nixl_run, nixl_cluster)
 
 
 @pytest.fixture

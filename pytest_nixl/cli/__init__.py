@@ -27,10 +27,10 @@ from pytest_nixl.core.resource_limits import file_fault
 from pytest_nixl.core.strict import error_text, printable
 
 if TYPE_CHECKING:
-    from pytest_nixl.cli import run as run_command
+    from pytest_nixl.cli import run
     from pytest_nixl.core import terminal_output
 else:  # the second imports pytest: 60 ms that no command needs
-    run_command = lazy_module("pytest_nixl.cli.run")
+    run = lazy_module("pytest_nixl.cli.run")
     terminal_output = lazy_module("pytest_nixl.core.terminal_output")
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
@@ -205,7 +205,7 @@ class _Parser(argparse.ArgumentParser):
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Separate the arguments of pytest, which ``pytest-nixl run`` passes on, from ours."""
     if arguments and arguments[0] == "run":
-        return run_command.split(arguments)
+        return run.split(arguments)
     return arguments, ()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pytest_nixl.checks.doctor.catalogue import examine, failed, lines, plain
+from pytest_nixl.checks.doctor.catalogue import any_failed, examine, plain_results, result_lines
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.core.lazy_module import lazy_module
 from pytest_nixl.core.redaction import hide_all, hider
@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
     answers = examine(facts, requirements, gate=arguments.gate)
     hide = hider(os.environ)
     if arguments.json:
-        print(json.dumps(hide_all(plain(facts, requirements, answers), hide), indent=1))
+        print(json.dumps(hide_all(plain_results(facts, requirements, answers), hide), indent=1))
     else:
         colours = _colours()
         note = ""
@@ -94,12 +94,12 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"not noticed by the profile {profile.name}: a GPU or an RDMA device that is missing. `pytest-nixl "
                 "init` on a good host writes a profile that names them, for --profile"
             )
-        for line in lines(answers, every=arguments.verbose, note=note):
+        for line in result_lines(answers, every=arguments.verbose, note=note):
             colour = colours.get(line.outcome.name, "") if line.outcome is not None else ""
             # Only these control characters are ours; what the command prints otherwise is escaped.
             write = getattr(sys.stdout, "write_raw", sys.stdout.write)
             write(f"{colour}{printable(hide(line.text))}{colour and colours['END']}\n")
-    return int(failed(answers))
+    return int(any_failed(answers))
 
 
 def gathered(

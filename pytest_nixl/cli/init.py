@@ -59,6 +59,14 @@ _ASSUMED_RATE = 125e6
 #: The floor of blocks below 1 MiB, whose time is mostly latency, in bytes per second: 4 KiB take 4 ms.
 _SMALL_FLOOR = 1e6
 
+#: The CI systems for which there is a file.
+CI_SYSTEMS = ("github", "gitlab")
+_WHERE = {
+    "github": "the jobs for GitHub Actions: copy it to .github/workflows/",
+    "gitlab": "the jobs for GitLab: include it from .gitlab-ci.yml",
+}
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+
 
 def starter_file(name: str, values: Mapping[str, object]) -> str:
     """Return the text of a file, such as ``github.yml``, from its template.
@@ -241,15 +249,6 @@ def _rate(facts: Facts, rates: set[float]) -> tuple[float, str]:
     if nic is not None and nic.rate:
         return nic.rate, f"the line rate of {nic.name}, as its driver reports it"
     return _ASSUMED_RATE, "which is assumed, because no network card reports its line rate"
-
-
-#: The CI systems for which there is a file.
-CI_SYSTEMS = ("github", "gitlab")
-_WHERE = {
-    "github": "the jobs for GitHub Actions: copy it to .github/workflows/",
-    "gitlab": "the jobs for GitLab: include it from .gitlab-ci.yml",
-}
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

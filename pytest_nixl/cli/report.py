@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_nixl.cli.compare import need_scipy
 from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
-from pytest_nixl.report.files import write
+from pytest_nixl.report.files import write_report
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.parsers import parse_reports
 from pytest_nixl.store.store import Store, find_baseline
@@ -39,6 +39,6 @@ def _report(arguments: argparse.Namespace) -> int:
     for note in skipped:
         print(note)
     for path in paths:
-        write(RunReport(run, compared, tuple(history), gate=arguments.gate), Path(path))
+        write_report(RunReport(run, compared, tuple(history), gate=arguments.gate), Path(path))
         print(f"wrote {path}")
     return 0

@@ -34,7 +34,7 @@ from pytest_nixl.processes.supervisor import close_supervisor
 from pytest_nixl.session.default_profile import default_profile, gpu_profile
 from pytest_nixl.session.ending import ENDING, read_ending
 from pytest_nixl.session.parsers import parse_backends
-from pytest_nixl.session.selection import checks_of_suites, suites_folder
+from pytest_nixl.session.selection import check_ids_by_suite, suites_folder
 
 if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts
@@ -42,7 +42,24 @@ if TYPE_CHECKING:
 
 #: The reason if the user named a value.
 EXPLICIT = "given"
-_BACKEND = next(option for option in OPTIONS if option.field == "backend")
+_BACKEND_OPTION = next(option for option in OPTIONS if option.field == "backend")
+
+#: The page that the run writes in the current directory.
+PAGE = "nixl-report.html"
+#: Separates the arguments of this command from those of pytest, where a reader wants to see it.
+SEPARATOR = "--"
+#: Runs pytest with the arguments after ``--`` alone.
+AS_GIVEN = "--as-given"
+#: The options of this command that take a value, and those that take none. Every other option is pytest's.
+_VALUED = ("--backend", "--nixl-backend", "--profile", "--nixl-profile", "--nixl-level", "--suite")
+_SWITCHES = (AS_GIVEN, "--no-gate", "--print", "-h", "--help")
+#: The short options of pytest and its common plugins that take a value. Other short ones, such as -x, take none.
+_SHORT_VALUED = ("-c", "-k", "-m", "-n", "-o", "-p", "-r", "-W")
+_PR_SET_PDEATHSIG = 1
+_NOT_JUDGED = (
+    "the run ended before it was judged: pytest ended with exit code 0, but no verdict of this run has that code; a "
+    "conftest.py or another plugin of pytest ended it, or an option by which pytest runs no test"
+)
 
 
 @dataclass(frozen=True)
@@ -95,19 +112,19 @@ def choose(
     :param root: the directory that contains the host's ``sys``.
     :raises ValueError: a backend is not supported.
     """
-    named = next((name for name in _BACKEND.environment if environ.get(name)), "")
+    named = next((name for name in _BACKEND_OPTION.environment if environ.get(name)), "")
     if backend is not None:
         backend_choice = Choice(_parsed(backend), EXPLICIT)
     elif named:
         backend_choice = Choice(_parsed(environ[named]), named)
     else:
         assert facts is not None
-        backend_choice = _backend(facts)
+        backend_choice = _choose_backend(facts)
     if level is not None:
         level_choice = Choice(level, EXPLICIT)
     else:
         assert facts is not None
-        level_choice = _level(facts)
+        level_choice = _choose_level(facts)
     if profile is not None:
         profile_choice = Choice(profile, EXPLICIT)
     else:
@@ -119,24 +136,24 @@ def choose(
 
 def needs_facts(level: str | None, backend: str | None) -> bool:
     """Return whether :func:`choose` needs the facts of the host."""
-    return level is None or (backend is None and not any(os.environ.get(name) for name in _BACKEND.environment))
+    return level is None or (backend is None and not any(os.environ.get(name) for name in _BACKEND_OPTION.environment))
 
 
 def _parsed(backends: str) -> str:
     try:
         return ",".join(parse_backends(backends))
     except ValueError as error:
-        raise ValueError(f"{error}: expected {_BACKEND.form}") from None
+        raise ValueError(f"{error}: expected {_BACKEND_OPTION.form}") from None
 
 
-def _level(facts: Facts) -> Choice:
+def _choose_level(facts: Facts) -> Choice:
     devices = _devices(facts)
     if devices:
         return Choice("standard", devices)
     return Choice("quick", "no GPU and no RDMA device")
 
 
-def _backend(facts: Facts) -> Choice:
+def _choose_backend(facts: Facts) -> Choice:
     plugins = facts.software.plugins
     if facts.efa and "LIBFABRIC" in (plugins or ("LIBFABRIC",)):
         return Choice("LIBFABRIC", plural(len(facts.efa), "EFA device"))
@@ -151,24 +168,6 @@ def _devices(facts: Facts) -> str:
     rdma = [device for device in facts.rdma if not device.manages_nvlink]
     counts = [(len(facts.gpu.gpus), "GPU"), (len(rdma), "RDMA device")]
     return " and ".join(plural(number, noun) for number, noun in counts if number)
-
-
-#: The page that the run writes in the current directory.
-PAGE = "nixl-report.html"
-#: Separates the arguments of this command from those of pytest, where a reader wants to see it.
-SEPARATOR = "--"
-#: Runs pytest with the arguments after ``--`` alone.
-AS_GIVEN = "--as-given"
-#: The options of this command that take a value, and those that take none. Every other option is pytest's.
-_VALUED = ("--backend", "--nixl-backend", "--profile", "--nixl-profile", "--nixl-level", "--suite")
-_PLAIN = (AS_GIVEN, "--no-gate", "--print", "-h", "--help")
-#: The short options of pytest and its common plugins that take a value. Other short ones, such as -x, take none.
-_SHORT_VALUED = ("-c", "-k", "-m", "-n", "-o", "-p", "-r", "-W")
-_PR_SET_PDEATHSIG = 1
-_NOT_JUDGED = (
-    "the run ended before it was judged: pytest ended with exit code 0, but no verdict of this run has that code; a "
-    "conftest.py or another plugin of pytest ended it, or an option by which pytest runs no test"
-)
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -231,7 +230,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     theirs: list[str] = []
     positional = ours
     value_of: list[str] | None = None
-    options: tuple[str, ...] = (*_VALUED, *_PLAIN)
+    options: tuple[str, ...] = (*_VALUED, *_SWITCHES)
     for argument in arguments:
         flag = argument.partition("=")[0]
         if argument == SEPARATOR and positional is ours:
@@ -249,7 +248,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _takes_next(option: str) -> bool:
     """Return whether the word after an option is its value, as far as this command can know."""
-    switches = (*_PLAIN, *(switch_option.flag for switch_option in OPTIONS if switch_option.switch))
+    switches = (*_SWITCHES, *(switch_option.flag for switch_option in OPTIONS if switch_option.switch))
     return option in _SHORT_VALUED or (option.startswith("--") and "=" not in option and option not in switches)
 
 
@@ -262,18 +261,18 @@ def _run(arguments: argparse.Namespace) -> int:
             print(_shown(program, theirs))
             return 0
         return run_judged([*program, *theirs])
-    where = _where(arguments.suite)
+    where = _suite_arguments(arguments.suite)
     if arguments.profile is not None:
         load_profile(arguments.profile)
-    chosen = _chosen(arguments)
+    chosen = _choose_by(arguments)
     gate = [] if arguments.no_gate else ["--nixl-gate"]
     command_line = [
         *where,
         *gate,
         f"--nixl-level={chosen.level.value}",
         f"--nixl-backend={chosen.backend.value}",
-        *_profile(chosen.profile.value, arguments.profile, theirs),
-        *_page(theirs),
+        *_profile_option(chosen.profile.value, arguments.profile, theirs),
+        *_page_option(theirs),
         *theirs,
     ]
     print(f"pytest-nixl run: {chosen}")
@@ -296,7 +295,7 @@ def _shown(program: Sequence[str], arguments: Sequence[str]) -> str:
     return f"$ {shlex.join([name, *program[1:], *_without_secrets(arguments)])}"
 
 
-def _profile(chosen: str, given: str | None, theirs: Sequence[str]) -> list[str]:
+def _profile_option(chosen: str, given: str | None, theirs: Sequence[str]) -> list[str]:
     """Return the option of the profile, unless several ranks have the default one.
 
     They may be on several hosts, of which the default profile judges nothing; one that is named judges every row.
@@ -305,7 +304,7 @@ def _profile(chosen: str, given: str | None, theirs: Sequence[str]) -> list[str]
     return [] if several and given is None else [f"--nixl-profile={chosen}"]
 
 
-def _page(theirs: Sequence[str]) -> list[str]:
+def _page_option(theirs: Sequence[str]) -> list[str]:
     """Return the option that writes the page, unless the user says which reports to write."""
     arguments = (*theirs, *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")))
     return (
@@ -322,7 +321,7 @@ def _free(page: str) -> str:
     return name
 
 
-def _chosen(arguments: argparse.Namespace) -> RunChoice:
+def _choose_by(arguments: argparse.Namespace) -> RunChoice:
     facts = None
     level = arguments.level or arguments.named_level
     if arguments.named_level not in (None, level):
@@ -347,13 +346,13 @@ def _refuse_choices(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{AS_GIVEN} needs the arguments of pytest after {SEPARATOR}")
 
 
-def _where(suites: Sequence[str]) -> list[str]:
+def _suite_arguments(suites: Sequence[str]) -> list[str]:
     """Return the arguments with which pytest finds the suites, in a clone or where the plugin is installed.
 
     :param suites: the names of the suites; none: all.
     :raises ValueError: a suite is not known, or the suites are not installed.
     """
-    folder, checks = suites_folder(), checks_of_suites()
+    folder, checks = suites_folder(), check_ids_by_suite()
     if not checks:
         raise ValueError(f"there are no suites in {folder}: install pytest-nixl whole, or run this command in a clone")
     for name in suites:

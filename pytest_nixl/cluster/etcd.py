@@ -23,6 +23,11 @@ from pytest_nixl.etcd_servers.sources import EtcdServer, ExternalServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient
 
+_REMEDY = (
+    "on every rank do one of these: give --nixl-etcd http://HOST:PORT; set MASTER_ADDR=HOST in the environment, with "
+    "the host of rank 0; or give --nixl-etcd-listen HOST:PORT with an address of that host"
+)
+
 
 def find_etcd(
     etcd: str,
@@ -55,12 +60,6 @@ def find_etcd(
     raise NixlPluginError(
         f"{'this process' if rank is None else f'rank {rank}'} cannot tell where the group's etcd is: {reason}", _REMEDY
     )
-
-
-_REMEDY = (
-    "on every rank do one of these: give --nixl-etcd http://HOST:PORT; set MASTER_ADDR=HOST in the environment, with "
-    "the host of rank 0; or give --nixl-etcd-listen HOST:PORT with an address of that host"
-)
 
 
 def require_etcd(settings: Settings, placement: Placement) -> None:

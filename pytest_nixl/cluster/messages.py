@@ -81,6 +81,15 @@ REQUESTS: Mapping[str, tuple[Form, Form]] = {
     "last_words": ({}, Every(Text(), keys=True)),
 }
 
+Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded | PeerLeft"
+#: The largest message in bytes: etcd accepts 1.5 MiB a request, and the gateway's base64 adds a third.
+LARGEST = 1 << 20
+#: The number of messages that one request writes, and that one deletes. etcd accepts 128 operations of a request.
+TOGETHER = 32
+#: The end of a key after the receiver: the sender and the number.
+_PLACE = re.compile(r"([0-9]{6})/([0-9]{12})")
+Handler = Callable[[int, Message], None]
+
 
 @dataclass(frozen=True)
 class PeerRequest:
@@ -142,7 +151,6 @@ class PeerLeft:
     reason: str
 
 
-Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded | PeerLeft"
 #: The form of each message, and what it is, by the field that tells it from the others.
 _MESSAGES: Mapping[str, tuple[Form, Callable[..., Message]]] = {
     "ask": (
@@ -190,16 +198,6 @@ def check_answer(request: str, result: Any) -> None:
     """
     if request in REQUESTS:
         check(REQUESTS[request][1], result)
-
-
-#: The largest message in bytes: etcd accepts 1.5 MiB a request, and the gateway's base64 adds a third.
-LARGEST = 1 << 20
-#: The number of messages that one request writes, and that one deletes. etcd accepts 128 operations of a request.
-TOGETHER = 32
-#: The end of a key after the receiver: the sender and the number.
-_PLACE = re.compile(r"([0-9]{6})/([0-9]{12})")
-
-Handler = Callable[[int, Message], None]
 
 
 class MailError(NixlPluginError):

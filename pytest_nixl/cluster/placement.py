@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out how many ranks a run has and which rank this process is: from options, else from the launcher.
+"""Where a process stands in a run: its rank, the number of ranks, their group and pairs, by options and launcher.
 
 A launcher says in the environment which rank this process has, how many there are, and the host of rank 0.
 """
@@ -19,6 +19,11 @@ import pytest
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.model.settings import Settings
+
+#: Reads the environment of this process: where the launcher has placed it, or None if another one has started it.
+ReadLauncher = Callable[[Mapping[str, str]], "LauncherPlacement | None"]
+_ORDINAL = re.compile(r".+-(\d+)")
+DEFAULT_GROUP = "default"
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class LauncherPlacement:
 
 
 @dataclass(frozen=True)
-class _Launcher:
+class _LauncherVariables:
     """The environment variables of one launcher.
 
     :param name: the name of the launcher in messages.
@@ -63,7 +68,7 @@ class _Launcher:
 
 # Only a Slurm step sets SLURM_STEP_NUM_TASKS. In a batch script without a step, SLURM_PROCID is 0 and SLURM_NTASKS may
 # be more than one.
-_SLURM = _Launcher(
+_SLURM = _LauncherVariables(
     "Slurm",
     "SLURM_PROCID",
     ("SLURM_STEP_NUM_TASKS",),
@@ -71,24 +76,23 @@ _SLURM = _Launcher(
     ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
     needs=("SLURM_STEP_NUM_TASKS",),
 )
-_OPEN_MPI = _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("PMIX_NAMESPACE",))
-_PMI = _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_JOBID",))
+_OPEN_MPI = _LauncherVariables("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("PMIX_NAMESPACE",))
+_PMI = _LauncherVariables("PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_JOBID",))
 _LAUNCHERS = (
     _SLURM,
     _OPEN_MPI,
     _PMI,
-    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("TORCHELASTIC_RUN_ID",), ("MASTER_ADDR",), needs=("WORLD_SIZE",)),
-    _Launcher("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
-    _Launcher("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", ("LWS_GROUP_SIZE",), (), ("LWS_LEADER_ADDRESS",)),
+    _LauncherVariables(
+        "torchrun", "RANK", ("WORLD_SIZE",), ("TORCHELASTIC_RUN_ID",), ("MASTER_ADDR",), needs=("WORLD_SIZE",)
+    ),
+    _LauncherVariables("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
+    _LauncherVariables(
+        "a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", ("LWS_GROUP_SIZE",), (), ("LWS_LEADER_ADDRESS",)
+    ),
 )
 
-#: Reads the environment of this process: where the launcher has placed it, or None if another one has started it.
-Launcher = Callable[[Mapping[str, str]], "LauncherPlacement | None"]
 
-_ORDINAL = re.compile(r".+-(\d+)")
-
-
-def find_placement(
+def placement_by_launcher(
     environ: Mapping[str, str], hostname: Callable[[], str] = socket.gethostname
 ) -> LauncherPlacement | None:
     """Return what the launcher of this process says; None if no launcher is known.
@@ -110,7 +114,7 @@ def find_placement(
     return None
 
 
-def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlacement | None:
+def _placement(launcher: _LauncherVariables, environ: Mapping[str, str]) -> LauncherPlacement | None:
     if not environ.get(launcher.rank) or not all(environ.get(name) for name in launcher.needs):
         return None
     rank = _number(launcher.rank, environ)
@@ -152,28 +156,25 @@ def first_host(nodes: str) -> str:
     return f"{match[1]}{match[2] or ''}{match[3] or ''}"
 
 
-def _accept(extension: Extension, loaded: Any) -> Launcher:
+def _accept(extension: Extension, loaded: Any) -> ReadLauncher:
     if not callable(loaded):
         raise extension.fault("is not a function of the environment")
 
-    def ask(environ: Mapping[str, str]) -> LauncherPlacement | None:
+    def guarded(environ: Mapping[str, str]) -> LauncherPlacement | None:
         placement = extension.call(lambda: loaded(environ))
         if placement is not None and not isinstance(placement, LauncherPlacement):
             raise extension.fault(f"returned {type(placement).__name__} instead of LauncherPlacement or None")
         return placement
 
-    return ask
+    return guarded
 
 
 #: By name: ours, and those that other distributions add.
-LAUNCHERS: Registry[Launcher] = Registry(
+LAUNCHERS: Registry[ReadLauncher] = Registry(
     extensions.LAUNCHERS,
     {launcher.name: partial(_placement, launcher) for launcher in _LAUNCHERS} | {_SLURM.name: _placement_in_slurm},
     _accept,
 )
-
-
-DEFAULT_GROUP = "default"
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Placement:
 ALONE = Placement(1, None, DEFAULT_GROUP, "the default", None, ((0, 1),))
 
 
-def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placement:
+def placement_of_run(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placement:
     """Return how many ranks the run has, and which rank this process is.
 
     :param environ: the environment, from which the launcher's variables are read.
@@ -217,7 +218,7 @@ def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placemen
         valid and no option replaces them.
     """
     try:
-        launched = find_placement(environ)
+        launched = placement_by_launcher(environ)
     except ValueError as error:
         if settings.ranks is None:
             raise pytest.UsageError(f"{error}; or give --nixl-ranks N and --nixl-rank R") from None

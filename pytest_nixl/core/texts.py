@@ -22,6 +22,9 @@ else:
 
 T = TypeVar("T")
 
+#: For errors that no table has.
+OTHER_REMEDY = "run `nvidia-smi` and `dmesg` on the host; reboot it"
+
 
 def text_file(name: str) -> str:
     """Return a file of texts: the wheel has it in the package, a clone in ``docs``.
@@ -98,5 +101,3 @@ CUDA_ERRORS = Entries("gpu-errors", GpuError, "cuda")
 NVML_ERRORS = Entries("gpu-errors", GpuError, "nvml")
 #: Errors that a program cannot cause.
 XIDS = Entries("gpu-errors", GpuError, "xid")
-#: For errors that no table has.
-OTHER_REMEDY = "run `nvidia-smi` and `dmesg` on the host; reboot it"

@@ -27,6 +27,9 @@ DESCRIPTIONS = {
 #: Of these distances no card is near.
 NOT_NEAR = (UNPLACED, FAR)
 
+#: The variable that names the network cards that UCX may use, each as ``name:port``.
+UCX_CARDS = "UCX_NET_DEVICES"
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -160,10 +163,6 @@ def share(candidates: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]
         if not moved:
             break
     return {gpu: tuple(nic for nic in nics if nic in taken[gpu]) for gpu, nics in candidates.items()}
-
-
-#: The variable that names the network cards that UCX may use, each as ``name:port``.
-UCX_CARDS = "UCX_NET_DEVICES"
 
 
 @dataclass(frozen=True)

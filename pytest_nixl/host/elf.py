@@ -34,6 +34,25 @@ _DEBIAN = f"{platform.machine()}-linux-gnu"
 #: architecture.
 _DEFAULT_FOLDERS = (f"/lib/{_DEBIAN}", f"/usr/lib/{_DEBIAN}", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 
+_SECTION = ".nv_fatbin"
+_MAGIC = 0xBA55ED50
+_BUNDLE, _PART = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
+_PTX, _CUBIN = 1, 2
+#: By a pattern of a GPU's name: its compute capability without the dot, from NVIDIA's list of CUDA GPUs.
+_CAPABILITIES = (
+    (r"\bGB300\b|\bB300\b", 103),
+    (r"\bGB200\b|\bB200\b|\bB100\b", 100),
+    (r"\bRTX PRO \d+ Blackwell\b", 120),
+    (r"\bGH200\b|\bH200\b|\bH100\b|\bH800\b|\bH20\b", 90),
+    (r"\bL40S?\b|\bL4\b|\bL20\b|\bRTX \w+ Ada\b", 89),
+    (r"\bA10G?\b|\bA40\b|\bA16\b|\bA2\b", 86),
+    (r"\bA100\b|\bA800\b|\bA30\b", 80),
+    (r"\bT4\b", 75),
+    (r"\bV100\b", 70),
+)
+#: Nothing larger than this is read of a section, in bytes.
+_LARGEST = 1 << 30
+
 
 @dataclass(frozen=True)
 class Elf:
@@ -260,26 +279,6 @@ def missing(path: str, environ: Mapping[str, str], loaded: Sequence[str] = ()) -
         if absent and defined:
             lacking[MissingLibraries(soname, elf.path, absent, file)] = None
     return tuple(lacking)
-
-
-_SECTION = ".nv_fatbin"
-_MAGIC = 0xBA55ED50
-_BUNDLE, _PART = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
-_PTX, _CUBIN = 1, 2
-#: By a pattern of a GPU's name: its compute capability without the dot, from NVIDIA's list of CUDA GPUs.
-_CAPABILITIES = (
-    (r"\bGB300\b|\bB300\b", 103),
-    (r"\bGB200\b|\bB200\b|\bB100\b", 100),
-    (r"\bRTX PRO \d+ Blackwell\b", 120),
-    (r"\bGH200\b|\bH200\b|\bH100\b|\bH800\b|\bH20\b", 90),
-    (r"\bL40S?\b|\bL4\b|\bL20\b|\bRTX \w+ Ada\b", 89),
-    (r"\bA10G?\b|\bA40\b|\bA16\b|\bA2\b", 86),
-    (r"\bA100\b|\bA800\b|\bA30\b", 80),
-    (r"\bT4\b", 75),
-    (r"\bV100\b", 70),
-)
-#: Nothing larger than this is read of a section, in bytes.
-_LARGEST = 1 << 30
 
 
 @dataclass(frozen=True)

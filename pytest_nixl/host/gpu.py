@@ -33,6 +33,11 @@ _NO_GPU = "this host has no GPU"
 #: Kernel modules that give network cards access to GPU memory where CUDA exports no DMA-BUF.
 _PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 
+ORDER = "CUDA_DEVICE_ORDER"
+_NUMBER = re.compile(r"\s*([+-]?\d+)")
+#: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>`` of drivers before 470; newer ones use ``MIG-<UUID>``.
+_MIG_OF_GPU = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/")
+
 
 @dataclass(frozen=True)
 class GpuState:
@@ -321,12 +326,6 @@ def _ask_kernel_log() -> dict[str, Any]:
     finally:
         os.close(log)
     return {"lines": lines}
-
-
-ORDER = "CUDA_DEVICE_ORDER"
-_NUMBER = re.compile(r"\s*([+-]?\d+)")
-#: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>`` of drivers before 470; newer ones use ``MIG-<UUID>``.
-_MIG_OF_GPU = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that processes have loaded: NIXL's, its etcd client's, and those of a running engine.
+"""Which libraries of NIXL and of etcd's client a process has loaded or a program would load, and what an engine opened.
 
-Short, because the process that has loaded them and the one that looks at it from outside both import it: the latter
-without NumPy, which takes a third of a second.
+It imports no NumPy, which takes a third of a second: a process that looks at another one from outside does without.
 
 NIXL loads a plugin when a backend is created, and UCX and libfabric open a device of RDMA through ``/dev/infiniband``.
 So what a process has mapped and opened says what its transfers can use. Only the same user, or root, can read it.
@@ -25,10 +24,24 @@ from pytest_nixl.core.strict import printable
 from pytest_nixl.host.network import command_of, parent_of, port_holder
 
 #: The variable of a patch of etcd-cpp-apiv3 in some images: if it is 1, gRPC gets addresses that did not resolve.
-PATCH = "ETCD_CPP_API_DISABLE_URI_VALIDATION"
+URI_PATCH = "ETCD_CPP_API_DISABLE_URI_VALIDATION"
 
 #: How the name of its file begins.
-NAME = "libetcd-cpp-api"
+ETCD_LIBRARY = "libetcd-cpp-api"
+
+#: NIXL's libraries and those that it uses for transfers.
+_OF_NIXL = (
+    r"lib(?:nixl|plugin_|uc[pstm]|fabric|ibverbs|mlx5|efa|rdmacm|nl-|etcd-cpp"
+    r"|cuda|cudart|gdrapi|hwloc|grpc\+\+|nvidia-ml)"
+)
+#: The path of such a library at the end of a line. One search of the whole text: the doctor looks ten times a second.
+_PATH = re.compile(rf" (/(?:.*/)?{_OF_NIXL}[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
+_PLUGIN = re.compile(r"/libplugin_(\w+)\.so$")
+_DEVICE = re.compile(r"/dev/infiniband/(uverbs\d+)$")
+_VARIABLE = re.compile(r"UCX_TLS|UCX_NET_DEVICES|FI_PROVIDER|NIXL_BACKEND|\w+_NIXL_(?:KVCACHE_)?BACKEND")
+_MOST_VALUE = 200
+#: A process that has this share of the files open that it may have is told so.
+_NEARLY_ALL = 0.8
 
 
 @dataclass(frozen=True)
@@ -57,10 +70,10 @@ class EtcdLibrary:
             raise NixlPluginError(
                 f"{path} cannot be read ({error.strerror})", "run pytest as the user that runs NIXL"
             ) from None
-        return cls(path, hashlib.sha256(data).hexdigest(), PATCH.encode() in data)
+        return cls(path, hashlib.sha256(data).hexdigest(), URI_PATCH.encode() in data)
 
 
-def loaded_library(pid: int) -> EtcdLibrary | None:
+def loaded_etcd_client(pid: int) -> EtcdLibrary | None:
     """Return the etcd client library that a process has loaded; None if it has none.
 
     :raises OSError: the process does not exist or belongs to another user.
@@ -69,12 +82,12 @@ def loaded_library(pid: int) -> EtcdLibrary | None:
     maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     for line in maps.splitlines():
         path = line.split(maxsplit=5)[-1].removesuffix(" (deleted)")
-        if Path(path).name.startswith(NAME):
+        if Path(path).name.startswith(ETCD_LIBRARY):
             return EtcdLibrary.read(path, Path(f"/proc/{pid}/root"))
     return None
 
 
-def linked_library(program: str) -> EtcdLibrary | None:
+def linked_etcd_client(program: str) -> EtcdLibrary | None:
     """Return the etcd client library that ``ldd`` finds for a program; None if the program needs none.
 
     :raises NixlPluginError: ldd fails or does not find the library.
@@ -85,7 +98,7 @@ def linked_library(program: str) -> EtcdLibrary | None:
         raise NixlPluginError(
             f"ldd {program} failed: {error}", "install ldd (package libc-bin) and put it on PATH"
         ) from None
-    match = re.search(rf"^\s*({NAME}\S*) => (\S+)", done.stdout, re.MULTILINE)
+    match = re.search(rf"^\s*({ETCD_LIBRARY}\S*) => (\S+)", done.stdout, re.MULTILINE)
     if match is None:
         return None
     if not match[2].startswith("/"):
@@ -93,15 +106,6 @@ def linked_library(program: str) -> EtcdLibrary | None:
             f"{program} needs {match[1]}, which was not found", "set LD_LIBRARY_PATH as for runs of nixlbench"
         )
     return EtcdLibrary.read(match[2])
-
-
-#: NIXL's libraries and those that it uses for transfers.
-_OURS = (
-    r"lib(?:nixl|plugin_|uc[pstm]|fabric|ibverbs|mlx5|efa|rdmacm|nl-|etcd-cpp"
-    r"|cuda|cudart|gdrapi|hwloc|grpc\+\+|nvidia-ml)"
-)
-#: The path of such a library at the end of a line. One search of the whole text: the doctor looks ten times a second.
-_PATH = re.compile(rf" (/(?:.*/)?{_OURS}[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
 
 
 def libraries_of_nixl(maps: str) -> list[str]:
@@ -112,22 +116,14 @@ def libraries_of_nixl(maps: str) -> list[str]:
     return list(dict.fromkeys(_PATH.findall(maps)))
 
 
-def etcd_client(paths: Sequence[str]) -> EtcdLibrary | None:
+def etcd_client_among(paths: Sequence[str]) -> EtcdLibrary | None:
     """Return etcd's client library among loaded libraries; None if it is not among them.
 
     :param paths: the paths of the loaded libraries.
     :raises NixlPluginError: the library cannot be read.
     """
-    path = next((path for path in paths if os.path.basename(path).startswith(NAME)), None)
+    path = next((path for path in paths if os.path.basename(path).startswith(ETCD_LIBRARY)), None)
     return None if path is None else EtcdLibrary.read(path)
-
-
-_PLUGIN = re.compile(r"/libplugin_(\w+)\.so$")
-_DEVICE = re.compile(r"/dev/infiniband/(uverbs\d+)$")
-_VARIABLE = re.compile(r"UCX_TLS|UCX_NET_DEVICES|FI_PROVIDER|NIXL_BACKEND|\w+_NIXL_(?:KVCACHE_)?BACKEND")
-_MOST_VALUE = 200
-#: A process that has this share of the files open that it may have is told so.
-_NEARLY_ALL = 0.8
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,7 @@ def live_nixl(port: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -
         children.setdefault(parent_of(folder), []).append(int(folder.name))
     # The processes of an engine are children of its server, or of the server's parent.
     for top in filter(lambda pid: pid > 1, (holder.pid, holder.parent)):
-        processes = [live for pid in _below(top, children) if (live := _read(proc / str(pid), sys)) is not None]
+        processes = [live for pid in _below(top, children) if (live := _read_live(proc / str(pid), sys)) is not None]
         if processes:
             return processes, ""
     return [], f"no process of {holder} has loaded NIXL"
@@ -195,7 +191,7 @@ def _below(pid: int, children: dict[int, list[int]]) -> Iterator[int]:
             waiting += sorted(children.get(process, ()))
 
 
-def _read(folder: Path, sys: Path) -> LiveNixl | None:
+def _read_live(folder: Path, sys: Path) -> LiveNixl | None:
     """Return what a process has loaded and opened; None if it has no NIXL, has ended or is another user's."""
     try:
         maps = (folder / "maps").read_text(errors="replace").splitlines()
@@ -218,7 +214,7 @@ def _read(folder: Path, sys: Path) -> LiveNixl | None:
         int(folder.name),
         command_of(folder),
         tuple(match[1] for path in paths if (match := _PLUGIN.search(path))),
-        tuple(_device(name, sys) for name in opened),
+        tuple(_rdma_device(name, sys) for name in opened),
         dict(sorted(variables.items())),
         len(links),
         _most_files(folder),
@@ -243,7 +239,7 @@ def _fullest(links: Sequence[str]) -> str:
     return f"{count} {printable(place[:_MOST_VALUE])}"
 
 
-def _device(verbs: str, sys: Path) -> str:
+def _rdma_device(verbs: str, sys: Path) -> str:
     try:
         return (sys / "class" / "infiniband_verbs" / verbs / "ibdev").read_text().strip() or verbs
     except OSError:

@@ -22,6 +22,22 @@ from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 _NET = "/sys/class/net"
 _LOOPBACK_TYPE = 772
 
+_PROC = Path("/proc")
+#: The state of a socket that listens, in /proc/net/tcp.
+_LISTENS = "0A"
+_MOST_OF_COMMAND = 200
+PEER_FORM = "HOST or HOST:PORT (any port, because a refused connection shows that the host is reached)"
+#: vLLM listens here by ZMQ over TCP; VLLM_NIXL_SIDE_CHANNEL_PORT is another port.
+SIDE_CHANNEL_PORT = 5600
+SIDE_CHANNEL_FORM = f"HOST or HOST:PORT (default: {SIDE_CHANNEL_PORT}, as VLLM_NIXL_SIDE_CHANNEL_PORT)"
+#: Why a side channel does not answer.
+REFUSED, DROPPED, SILENT = "connection refused", "no answer", "no greeting of ZMQ"
+#: ZMTP: a ZMQ socket sends these bytes at once when a connection is made; eight bytes of padding lie between them.
+_GREETING_FIRST, _GREETING_TENTH = 0xFF, 0x7F
+#: The default port. No program listens there: a refused connection is the answer.
+_PEER_PORT = 1
+_CONNECT_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class Nic:
@@ -85,9 +101,9 @@ def read_network(root: FactsRoot) -> Network:
             for name in root.entries(_NET)
             if root.read(f"{_NET}/{name}/operstate") is not None
         ),
-        default=_default(root),
-        nameservers=_values(resolver, "nameserver"),
-        search=_values(resolver, "search"),
+        default=_default_interface(root),
+        nameservers=_resolver_values(resolver, "nameserver"),
+        search=_resolver_values(resolver, "search"),
     )
 
 
@@ -110,7 +126,7 @@ def _nic(root: FactsRoot, name: str, addresses: list[str]) -> Nic:
     )
 
 
-def _default(root: FactsRoot) -> Fact[str]:
+def _default_interface(root: FactsRoot) -> Fact[str]:
     path = "/proc/net/route"
     text = root.read(path)
     if text is None:
@@ -120,18 +136,12 @@ def _default(root: FactsRoot) -> Fact[str]:
     return Fact.read(next(iter(names), None), path, "it has no default route")
 
 
-def _values(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
+def _resolver_values(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
     path = "/etc/resolv.conf"
     if text is None:
         return Fact(None, path, "it cannot be read")
     lines = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [keyword]]
     return Fact(tuple(name for names in lines for name in names), path)
-
-
-_PROC = Path("/proc")
-#: The state of a socket that listens, in /proc/net/tcp.
-_LISTENS = "0A"
-_MOST = 200
 
 
 @dataclass(frozen=True)
@@ -207,20 +217,9 @@ def command_of(folder: Path) -> str:
     except OSError:
         return "a process that has ended"
     command = hide_command(" ".join(arguments)) if arguments != [""] else name
-    return printable(command if len(command) <= _MOST else f"{command[:_MOST]}…").replace("\n", " ")
-
-
-PEER_FORM = "HOST or HOST:PORT (any port, because a refused connection shows that the host is reached)"
-#: vLLM listens here by ZMQ over TCP; VLLM_NIXL_SIDE_CHANNEL_PORT is another port.
-SIDE_CHANNEL_PORT = 5600
-SIDE_CHANNEL_FORM = f"HOST or HOST:PORT (default: {SIDE_CHANNEL_PORT}, as VLLM_NIXL_SIDE_CHANNEL_PORT)"
-#: Why a side channel does not answer.
-REFUSED, DROPPED, SILENT = "connection refused", "no answer", "no greeting of ZMQ"
-#: ZMTP: a ZMQ socket sends these bytes at once when a connection is made; eight bytes of padding lie between them.
-_FIRST, _TENTH = 0xFF, 0x7F
-#: The default port. No program listens there: a refused connection is the answer.
-_PORT = 1
-_CONNECT_SECONDS = 2.0
+    return printable(command if len(command) <= _MOST_OF_COMMAND else f"{command[:_MOST_OF_COMMAND]}…").replace(
+        "\n", " "
+    )
 
 
 @dataclass(frozen=True)
@@ -239,8 +238,8 @@ def read_peers(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]
     :raises ValueError: a name does not have this form.
     """
     for name in names:
-        _split(name)
-    answers = root.ask("peers", lambda: {name: _ask(name) for name in names})
+        _host_and_port(name)
+    answers = root.ask("peers", lambda: {name: _ask_peer(name) for name in names})
     return tuple(
         ReachedPeer(name, tuple(answer["addresses"]), answer["fault"])
         for name, answer in answers.items()
@@ -255,12 +254,12 @@ def read_side_channels(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPe
     :raises ValueError: a name does not have this form.
     """
     for name in names:
-        _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
+        _host_and_port(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
     answers = root.ask("side-channels", lambda: {name: _ask_side_channel(name) for name in names})
     return tuple(ReachedPeer(name, (), answer["fault"]) for name, answer in answers.items() if name != "why")
 
 
-def _split(name: str, form: str = PEER_FORM, default: int = _PORT) -> tuple[str, int]:
+def _host_and_port(name: str, form: str = PEER_FORM, default: int = _PEER_PORT) -> tuple[str, int]:
     match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", name)
     if match is None:
         kind = "peer" if form == PEER_FORM else "side channel"
@@ -270,7 +269,7 @@ def _split(name: str, form: str = PEER_FORM, default: int = _PORT) -> tuple[str,
 
 def _ask_side_channel(name: str) -> dict[str, str]:
     """Connect, and read the first bytes that a ZMQ socket sends: a stopped process accepts, and sends nothing."""
-    host, port = _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
+    host, port = _host_and_port(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
     try:
         trying = socket.create_connection((host, port), _CONNECT_SECONDS)
     except socket.gaierror as error:
@@ -286,14 +285,14 @@ def _ask_side_channel(name: str) -> dict[str, str]:
             reply = trying.recv(10)
         except OSError:
             reply = b""
-    greeted = len(reply) == 10 and reply[0] == _FIRST and reply[9] == _TENTH
+    greeted = len(reply) == 10 and reply[0] == _GREETING_FIRST and reply[9] == _GREETING_TENTH
     return {
         "fault": "" if greeted else f"{host} port {port}: connected, but {SILENT} came within {_CONNECT_SECONDS:.0f} s"
     }
 
 
-def _ask(name: str) -> dict[str, Any]:
-    host, port = _split(name)
+def _ask_peer(name: str) -> dict[str, Any]:
+    host, port = _host_and_port(name)
     try:
         entries = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.resource_limits import shortage
-from pytest_nixl.host.loaded_libraries import etcd_client, libraries_of_nixl
+from pytest_nixl.host.loaded_libraries import etcd_client_among, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 from pytest_nixl.nixl.agent import NixlAgent
@@ -313,7 +313,7 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
             if damage[0] not in backend["error"]:
                 backend["error"] = "; ".join(filter(None, (backend["error"], damage[0])))
             backend["remedy"] = damage[1]
-    client = etcd_client(answer.get("libraries", []))
+    client = etcd_client_among(answer.get("libraries", []))
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in answer["backends"]:
         answer["backends"]["UCX"]["said"] = ucx_warnings(worker.output())

@@ -27,6 +27,17 @@ _FILES = (
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
+_CAP_IPC_LOCK = 14
+_STATUS = "/proc/self/status"
+_POLICIES = "/sys/devices/system/cpu/cpufreq"
+#: No list of processors names a higher number.
+_MOST_CPUS = 1 << 16
+_DISABLED = "/proc/sys/kernel/io_uring_disabled"
+_AIO_MAX, _AIO_USED = "/proc/sys/fs/aio-max-nr", "/proc/sys/fs/aio-nr"
+#: The system calls that set up a queue, by architecture. With null arguments a kernel that allows the call answers
+#: EFAULT or EINVAL.
+_NUMBERS = {"x86_64": {"io_setup": 206, "io_uring_setup": 425}, "aarch64": {"io_setup": 0, "io_uring_setup": 425}}
+
 
 @dataclass(frozen=True)
 class AvailableMemory:
@@ -76,9 +87,6 @@ def _of_groups(root: FactsRoot) -> Iterator[AvailableMemory]:
             match = re.search(rf"^{given_back} ([0-9]+)$", root.read(f"{place}/memory.stat") or "", re.MULTILINE)
             available = max(0, limit - use + (int(match[1]) if match else 0))
             yield AvailableMemory(available, f"the limit of {in_bytes(limit)} in {place}/{limit_file}")
-
-
-_CAP_IPC_LOCK = 14
 
 
 @dataclass(frozen=True)
@@ -265,12 +273,6 @@ def _ask_shm() -> dict[str, int | str]:
     return {"size": file_system.f_blocks * file_system.f_frsize, "free": file_system.f_bavail * file_system.f_frsize}
 
 
-_STATUS = "/proc/self/status"
-_POLICIES = "/sys/devices/system/cpu/cpufreq"
-#: No list of processors names a higher number.
-_MOST_CPUS = 1 << 16
-
-
 @dataclass(frozen=True)
 class FrequencyPolicy:
     """How the kernel sets the frequency of some processors.
@@ -342,13 +344,6 @@ def cpu_list(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
-_DISABLED = "/proc/sys/kernel/io_uring_disabled"
-_AIO_MAX, _AIO_USED = "/proc/sys/fs/aio-max-nr", "/proc/sys/fs/aio-nr"
-#: The system calls that set up a queue, by architecture. With null arguments a kernel that allows the call answers
-#: EFAULT or EINVAL.
-_NUMBERS = {"x86_64": {"io_setup": 206, "io_uring_setup": 425}, "aarch64": {"io_setup": 0, "io_uring_setup": 425}}
 
 
 @dataclass(frozen=True)

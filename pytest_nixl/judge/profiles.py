@@ -33,7 +33,7 @@ from pytest_nixl.judge.profile_table import (
     transport_name,
 )
 from pytest_nixl.model.expectation import (
-    NO_REQUIREMENTS,
+    NO_IMAGE_REQUIREMENTS,
     SOFTWARE,
     VERSION_FORM,
     Expectation,
@@ -113,7 +113,7 @@ class Profile:
     references: tuple[ReferenceRun, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
     bounds: tuple[Bound, ...] = ()
-    image: ImageRequirements = NO_REQUIREMENTS
+    image: ImageRequirements = NO_IMAGE_REQUIREMENTS
 
     def acceptance(self, finding: str) -> Acceptance | None:
         """Return the acceptance of the finding with this id; None: the profile does not accept it."""

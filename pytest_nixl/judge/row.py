@@ -345,7 +345,10 @@ def _implausible(row: str, samples: Samples, ceiling: Ceiling | None) -> Judgeme
 
 
 def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machine | None) -> Judgement | None:
-    """Judge a row by its floor; None: the row reaches it, or there is no floor."""
+    """Judge a row by its floor; None: the row reaches it, or there is no floor.
+
+    One launch is judged by its windows. Whether it needs more launches is for :func:`another_launch`.
+    """
     value, floor = samples.bandwidth, expectation.floor
     if floor is None:
         return None

@@ -171,7 +171,7 @@ def _missing(
 
 
 def failed_rows(before: RecordedRun, now: RecordedRun) -> dict[RowKey, Result]:
-    """Return the rows that both runs measured and that failed now so that their bandwidth is not compared.
+    """Return the rows that both runs measured, and whose verdict now leaves no bandwidth to compare.
 
     :returns: by row, the result that says why.
     """
@@ -323,6 +323,7 @@ def _taken(before: RecordedRun, earlier: Sequence[tuple[str, ...]], current: Seq
 
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:
+    """Return what to do about an effect; empty unless it is ``REGRESSED`` or ``INCONCLUSIVE``."""
     if effect.verdict is Verdict.REGRESSED:
         differences = "; ".join(str(item) for item in different[:8]) or "nothing that is recorded"
         more = f" and {len(different) - 8} more" if len(different) > 8 else ""

@@ -42,6 +42,20 @@ _UNUSED = re.compile(r"NIXL_ETCD_\w+")
 #: Variables without which NIXL or its libraries may not be there at all.
 SEARCH_PATHS = frozenset({"LD_LIBRARY_PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "FI_PROVIDER_PATH"})
 
+#: The time in seconds in which an agent with its backend has to be created: two copies of UCX may hang it.
+AGENT_SECONDS = 60.0
+#: The same if LD_PRELOAD names a library of UCX: with another copy than NIXL's own the agent usually hangs.
+_PRELOADED_SECONDS = 15.0
+#: The time in seconds for all attempts of a search for variables. It ends between two attempts.
+SEARCH_SECONDS = 20.0
+#: An attempt of a search may take this many times as long as one without variables did, and at least so many seconds.
+_TIMES_AS_LONG, _LEAST_SECONDS = 20.0, 5.0
+#: How many times as fast an attempt without variables has to be, so that a missed deadline is not blamed on the host.
+_CLEARLY_FASTER = 4.0
+GPUS = MemoryPair("VRAM", "VRAM")
+#: Errors of a GPU that other processes occupy, as an engine that runs does: bytes of it cannot be moved now.
+_OCCUPIED = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_DEVICE_UNAVAILABLE")
+
 
 def steering_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the variables that steer NIXL, in alphabetical order."""
@@ -110,21 +124,6 @@ def find_culprits(
     # The culprits alone are harmless: find the others that make them a fault.
     partners = smallest_set(remaining, lambda part: not moves_without(frozenset(remaining) - part))
     return culprits, partners
-
-
-#: The time in seconds in which an agent with its backend has to be created: two copies of UCX may hang it.
-AGENT_SECONDS = 60.0
-#: The same if LD_PRELOAD names a library of UCX: with another copy than NIXL's own the agent usually hangs.
-_PRELOADED_SECONDS = 15.0
-#: The time in seconds for all attempts of a search for variables. It ends between two attempts.
-SEARCH_SECONDS = 20.0
-#: An attempt of a search may take this many times as long as one without variables did, and at least so many seconds.
-_TIMES_AS_LONG, _LEAST_SECONDS = 20.0, 5.0
-#: How many times as fast an attempt without variables has to be, so that a missed deadline is not blamed on the host.
-_CLEARLY_FASTER = 4.0
-GPUS = MemoryPair("VRAM", "VRAM")
-#: Errors of a GPU that other processes occupy, as an engine that runs does: bytes of it cannot be moved now.
-_OCCUPIED = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_DEVICE_UNAVAILABLE")
 
 
 class _ProofHost(LocalHost):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the counters of network devices before and after a run, and the bytes that each device counted meanwhile.
+"""What the counters of a host's network devices say of a row: the bytes that each carried, the packets that it lost.
 
-What the initiator's devices counted while a row was timed confirms the transports that NIXL reported.
+The bytes that the initiator's devices counted while a row was timed confirm the transports that NIXL reported.
 """
 
 from __future__ import annotations
@@ -26,14 +26,61 @@ _VALUE = re.compile(r"[0-9]{1,20}")
 _SATURATED_32 = (1 << 32) - 1
 
 # InfiniBand ports count words of four bytes.
-_SOURCES = {
+_BYTE_COUNTERS = {
     "tx_bytes": (("tx_bytes", 1), ("port_xmit_data_64", 4), ("port_xmit_data", 4)),
     "rx_bytes": (("rx_bytes", 1), ("port_rcv_data_64", 4), ("port_rcv_data", 4)),
     "rdma_write_bytes": (("rdma_write_bytes", 1),),
     "rdma_read_bytes": (("rdma_read_bytes", 1),),
 }
 #: The names of the counters that are used.
-SOURCES = frozenset(name for sources in _SOURCES.values() for name, _ in sources)
+BYTE_COUNTERS = frozenset(name for sources in _BYTE_COUNTERS.values() for name, _ in sources)
+
+#: Counters that grow if a packet did not arrive.
+LOSS_COUNTERS = frozenset(
+    {
+        "packet_seq_err",
+        "implied_nak_seq_err",
+        "local_ack_timeout_err",
+        "rx_icrc_encapsulated",  # mlx5
+        "out_of_seq_request",
+        "rcvd_seq_err",  # rxe
+        "oos_drop_count",
+        "seq_err_naks_rcvd",
+        "to_retransmits",  # bnxt_re
+    }
+)
+#: Counters that also grow without a loss: if a receiver or a timer of soft-RoCE is late, or if packets take several
+#: paths (adaptive routing: ``out_of_sequence``; EFA: the last three). They are recorded and not judged.
+RETRY_COUNTERS = frozenset(
+    {
+        "out_of_sequence",
+        "rnr_nak_retry_err",
+        "rcvd_rnr_err",
+        "rnr_naks_rcvd",
+        "completer_retry_err",
+        "duplicate_request",
+        "dup_req",
+        "retrans_pkts",
+        "retrans_timeout_events",
+        "rx_drops",
+    }
+)
+_PACKETS = frozenset(
+    {
+        "port_xmit_packets",
+        "port_rcv_packets",
+        "sent_pkts",
+        "rcvd_pkts",
+        "tx_pkts",
+        "rx_pkts",
+    }
+)
+#: The most payload of a packet in bytes.
+_MTU = 4096
+#: The least share of a device's packets, and the fewest, that count as a loss. Soft-RoCE without a loss counted none in
+#: 72,000 packets on a busy host.
+LOST_SHARE, FEWEST_LOST = 0.0001, 5
+_LOOPBACK = "lo"
 
 
 @dataclass(frozen=True)
@@ -50,7 +97,7 @@ class CountedDevice:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedBytes:
     """The bytes that one device counted between two readings; None if it has no such counter.
 
     ``rdma_write_bytes`` and ``rdma_read_bytes`` are payload; ``tx_bytes`` and ``rx_bytes`` may include headers.
@@ -68,9 +115,9 @@ class Moved:
         These are the bytes that RDMA moved, even if 0, if the device counts RDMA separately; otherwise whole packets.
         """
         exact = self.exact(op)
-        return self.packets(op) if exact is None else exact
+        return self.packet_bytes(op) if exact is None else exact
 
-    def packets(self, op: str) -> int:
+    def packet_bytes(self, op: str) -> int:
         """Return the bytes of whole packets in the direction of ``op``; 0 if the device does not count them."""
         return (self.rx_bytes if op == "READ" else self.tx_bytes) or 0
 
@@ -85,7 +132,7 @@ class Moved:
         return self.rdma_read_bytes if op == "READ" else self.rdma_write_bytes
 
 
-def _kind(values: Mapping[str, int]) -> str:
+def _kind_of_device(values: Mapping[str, int]) -> str:
     """Return the kind of a device from the names of its counters: only EFA has these in addition to ``tx_bytes``."""
     if "tx_bytes" in values and ("rdma_read_bytes" in values or "recv_wrs" in values):
         return "efa"
@@ -108,7 +155,7 @@ def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None
             for folder in ("counters", "hw_counters"):
                 values.update(_values(port / folder, only))
             name = adapter.name if len(ports) == 1 else f"{adapter.name}:{port.name}"
-            kind = _kind(values) if values else "rdma"
+            kind = _kind_of_device(values) if values else "rdma"
             devices[name] = CountedDevice(name, "efa" if kind == "efa" else "rdma", values)
     for interface in _children(root / "class" / "net"):
         if any((interface / folder).is_dir() for folder in ("bonding", "bridge")):
@@ -142,7 +189,7 @@ def _values(folder: Path, only: Collection[str] | None) -> dict[str, int]:
     return values
 
 
-def difference(before: Mapping[str, CountedDevice], after: Mapping[str, CountedDevice]) -> dict[str, Moved]:
+def difference(before: Mapping[str, CountedDevice], after: Mapping[str, CountedDevice]) -> dict[str, MovedBytes]:
     """Return what each device counted between two readings, by its name.
 
     A device is left out if only one reading has it, or if one of its counters is unusable: only one reading has it, or
@@ -152,8 +199,8 @@ def difference(before: Mapping[str, CountedDevice], after: Mapping[str, CountedD
     for name, last in after.items():
         if name in before:
             with suppress(ValueError):
-                counts = {field: _count(before[name], last, sources) for field, sources in _SOURCES.items()}
-                moved[name] = Moved(last, **counts)
+                counts = {field: _count(before[name], last, sources) for field, sources in _BYTE_COUNTERS.items()}
+                moved[name] = MovedBytes(last, **counts)
     return moved
 
 
@@ -173,53 +220,6 @@ def _count(first: CountedDevice, last: CountedDevice, sources: Iterable[tuple[st
     return None
 
 
-#: Counters that grow if a packet did not arrive.
-LOSS = frozenset(
-    {
-        "packet_seq_err",
-        "implied_nak_seq_err",
-        "local_ack_timeout_err",
-        "rx_icrc_encapsulated",  # mlx5
-        "out_of_seq_request",
-        "rcvd_seq_err",  # rxe
-        "oos_drop_count",
-        "seq_err_naks_rcvd",
-        "to_retransmits",  # bnxt_re
-    }
-)
-#: Counters that also grow without a loss: if a receiver or a timer of soft-RoCE is late, or if packets take several
-#: paths (adaptive routing: ``out_of_sequence``; EFA: the last three). They are recorded and not judged.
-RETRIED = frozenset(
-    {
-        "out_of_sequence",
-        "rnr_nak_retry_err",
-        "rcvd_rnr_err",
-        "rnr_naks_rcvd",
-        "completer_retry_err",
-        "duplicate_request",
-        "dup_req",
-        "retrans_pkts",
-        "retrans_timeout_events",
-        "rx_drops",
-    }
-)
-_PACKETS = frozenset(
-    {
-        "port_xmit_packets",
-        "port_rcv_packets",
-        "sent_pkts",
-        "rcvd_pkts",
-        "tx_pkts",
-        "rx_pkts",
-    }
-)
-#: The most payload of a packet in bytes.
-_MTU = 4096
-#: The least share of a device's packets, and the fewest, that count as a loss. Soft-RoCE without a loss counted none in
-#: 72,000 packets on a busy host.
-LOST_SHARE, FEWEST_LOST = 0.0001, 5
-
-
 @dataclass(frozen=True)
 class LossyDevice:
     """A device that carried a row and whose counters of lost or repeated packets grew meanwhile.
@@ -236,7 +236,7 @@ class LossyDevice:
     @property
     def worst_loss(self) -> tuple[int, str]:
         """How much the counter of losses grew that grew most, and its name; ``(0, "")``: none grew."""
-        return max(((count, name) for name, count in self.grown.items() if name in LOSS), default=(0, ""))
+        return max(((count, name) for name, count in self.grown.items() if name in LOSS_COUNTERS), default=(0, ""))
 
     @property
     def loses(self) -> bool:
@@ -251,7 +251,7 @@ class LossyDevice:
 
 def read_loss_counters(root: Path = Path("/sys")) -> list[tuple[str, str, int]]:
     """Return the counters of RDMA devices that tell of packets: device, counter, value."""
-    devices = read_sysfs(root, only=LOSS | RETRIED | _PACKETS)
+    devices = read_sysfs(root, only=LOSS_COUNTERS | RETRY_COUNTERS | _PACKETS)
     return [
         (name, counter, value)
         for name, device in devices.items()
@@ -287,26 +287,23 @@ def lossy_devices(
     return tuple(devices)
 
 
-def add_launch(first: Iterable[LossyDevice], second: Iterable[LossyDevice]) -> tuple[LossyDevice, ...]:
+def sum_losses(first: Iterable[LossyDevice], second: Iterable[LossyDevice]) -> tuple[LossyDevice, ...]:
     """Return the sums over two launches, of which a device may be in only one."""
     sums: dict[tuple[str, str], LossyDevice] = {}
-    for counter in (*first, *second):
-        key = counter.host, counter.device
+    for lossy in (*first, *second):
+        key = lossy.host, lossy.device
         if (so_far := sums.get(key)) is not None:
-            grown = Counter(so_far.grown) + Counter(counter.grown)
-            counter = LossyDevice(*key, so_far.packets + counter.packets, dict(grown))
-        sums[key] = counter
+            grown = Counter(so_far.grown) + Counter(lossy.grown)
+            lossy = LossyDevice(*key, so_far.packets + lossy.packets, dict(grown))
+        sums[key] = lossy
     return tuple(sums.values())
-
-
-_LOOPBACK = "lo"
 
 
 @dataclass(frozen=True)
 class Carrier:
     """A device of the initiator's host, and the bytes that it carried.
 
-    :param kind: ``efa``, ``rdma`` or ``net``, as in :mod:`~pytest_nixl.model.device_counters`.
+    :param kind: ``efa``, ``rdma`` or ``net``, as in :class:`CountedDevice`.
     :param carried: the bytes that RDMA moved, or those of whole packets if the device does not count RDMA separately.
     :param packets: the bytes of whole packets; None if the device does not count RDMA separately.
     """
@@ -351,18 +348,20 @@ class CarrierBytes:
             :meth:`from_plain`.
         """
         counted: list[Any] = []
-        before = read_sysfs(only=SOURCES)
+        before = read_sysfs(only=BYTE_COUNTERS)
         yield counted
         counted += [
-            [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
-            for name, item in difference(before, read_sysfs(only=SOURCES)).items()
+            [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packet_bytes(op)]
+            for name, item in difference(before, read_sysfs(only=BYTE_COUNTERS)).items()
             if item.counts(op)
         ]
 
     def __add__(self, other: CarrierBytes) -> CarrierBytes:
         """Return the sums over two launches; a device in only one of them is left out."""
         other_devices = {item.device: item for item in other.devices}
-        both = (_sum(item, other_devices[item.device]) for item in self.devices if item.device in other_devices)
+        both = (
+            _sum_of_carriers(item, other_devices[item.device]) for item in self.devices if item.device in other_devices
+        )
         return CarrierBytes(tuple(both), self.payload + other.payload)
 
     def carriers(self, transports: Sequence[str]) -> tuple[Carrier, ...]:
@@ -454,6 +453,6 @@ def _bytes_of(transport: str) -> Callable[[Carrier], int]:
     return (lambda item: item.whole) if emulated else (lambda item: item.carried)
 
 
-def _sum(first: Carrier, second: Carrier) -> Carrier:
+def _sum_of_carriers(first: Carrier, second: Carrier) -> Carrier:
     packets = None if first.packets is None or second.packets is None else first.packets + second.packets
     return replace(first, carried=first.carried + second.carried, packets=packets)

@@ -17,6 +17,26 @@ if TYPE_CHECKING:
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.samples import Samples
 
+#: The software whose version a profile may want: the key in ``[versions]``, and its name in messages.
+SOFTWARE = {
+    "nixl": "NIXL",
+    "ucx": "UCX",
+    "libfabric": "libfabric",
+    "etcd_cpp_api": "etcd-cpp-apiv3",
+    "cuda": "the CUDA runtime",
+    "torch": "torch",
+    "gdrcopy": "GDRCopy",
+    "efa_installer": "the EFA installer",
+}
+VERSION_FORM = 'a version or its first numbers ("1.5"), or bounds (">=1.18, <2")'
+_OPERATORS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_VERSION_BOUND = re.compile(r"(>=|<=|>|<|)\s*(\d+(?:\.\d+)*)")
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -78,19 +98,6 @@ class Machine:
         return f"{count} {'NIC' if count == 1 else 'NICs'} of {units.gigabits(self.nic_rate)} Gb/s"
 
 
-#: The software whose version a profile may want: the key in ``[versions]``, and its name in messages.
-SOFTWARE = {
-    "nixl": "NIXL",
-    "ucx": "UCX",
-    "libfabric": "libfabric",
-    "etcd_cpp_api": "etcd-cpp-apiv3",
-    "cuda": "the CUDA runtime",
-    "torch": "torch",
-    "gdrcopy": "GDRCopy",
-    "efa_installer": "the EFA installer",
-}
-
-
 @dataclass(frozen=True)
 class ImageRequirements:
     """What a profile wants of an image.
@@ -107,17 +114,7 @@ class ImageRequirements:
     versions: Mapping[str, VersionRange] = field(default_factory=dict)
 
 
-NO_REQUIREMENTS = ImageRequirements()
-
-
-VERSION_FORM = 'a version or its first numbers ("1.5"), or bounds (">=1.18, <2")'
-_OPERATORS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_BOUND = re.compile(r"(>=|<=|>|<|)\s*(\d+(?:\.\d+)*)")
+NO_IMAGE_REQUIREMENTS = ImageRequirements()
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ class VersionRange:
         """
         bounds = []
         for part in text.split(","):
-            match = _BOUND.fullmatch(part.strip())
+            match = _VERSION_BOUND.fullmatch(part.strip())
             if match is None:
                 raise ValueError(f"{part.strip()!r} is neither a version nor a bound: expected {VERSION_FORM}")
             bounds.append((match[1], tuple(map(int, match[2].split(".")))))
@@ -154,10 +151,10 @@ class VersionRange:
         if match is None:
             raise ValueError(f"{version!r} does not begin with a number")
         numbers = tuple(map(int, match[1].split(".")))
-        return all(_holds(symbol, numbers, bound) for symbol, bound in self.bounds)
+        return all(_version_holds(symbol, numbers, bound) for symbol, bound in self.bounds)
 
 
-def _holds(symbol: str, numbers: tuple[int, ...], bound: tuple[int, ...]) -> bool:
+def _version_holds(symbol: str, numbers: tuple[int, ...], bound: tuple[int, ...]) -> bool:
     width = max(len(numbers), len(bound))
     padded = numbers + (0,) * (width - len(numbers))
     if not symbol:
@@ -269,9 +266,9 @@ def row_ceiling(samples: Samples, expectation: Expectation | None, machine: Mach
         if machine.nics > 1 and not samples.key.memory.on_gpu:
             return None
         value = machine.ceiling(None)
-        return None if value is None else Ceiling(value, _reached(machine))
+        return None if value is None else Ceiling(value, _why_reached(machine))
     value = machine.ceiling(len(nics))
-    return None if value is None else Ceiling(value, _used(machine, nics))
+    return None if value is None else Ceiling(value, _why_used(machine, nics))
 
 
 def _over_network(samples: Samples, expectation: Expectation | None) -> bool:
@@ -279,13 +276,13 @@ def _over_network(samples: Samples, expectation: Expectation | None) -> bool:
     return bool(transports) and all(is_network(transport) for transport in transports)
 
 
-def _reached(machine: Machine) -> str:
+def _why_reached(machine: Machine) -> str:
     if machine.nics == 1:
         return f"the line rate of the machine's {machine.describe(1)}"
     return f"the line rate of the {machine.describe(machine.reach or 1)} that one GPU reaches"
 
 
-def _used(machine: Machine, nics: tuple[str, ...]) -> str:
+def _why_used(machine: Machine, nics: tuple[str, ...]) -> str:
     if len(nics) > machine.nics:
         return f"the line rate of all {machine.describe(machine.nics)} that the profile knows"
     return f"the line rate of the {machine.describe(len(nics))} that carried it ({', '.join(nics)})"

@@ -14,6 +14,34 @@ from pytest_nixl.core import units
 from pytest_nixl.core.forms import COUNT_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 from pytest_nixl.core.plain import to_plain
 
+_REQUEST = (
+    "Run the suite kv_cache again, alone on an idle machine; if the time stays and most of it is `post` in the line "
+    "'KV requests', try --nixl-kv-block-tokens=64, else compare the rows of the suite bandwidth with those of a "
+    "healthy machine."
+)
+_CONTROL = (
+    "Run the suite control_path again, alone on an idle machine; if the value stays, compare it with that of a healthy "
+    "machine that has the same NIXL and the same UCX or libfabric."
+)
+_ENDURANCE = (
+    "Run the suite endurance again with a longer --nixl-duration and with another release of NIXL, and report the "
+    "growth with both releases; until it is fixed, restart the process before what grows is used up."
+)
+_TELEMETRY = (
+    "Run the suite telemetry again, alone on an idle machine and with another release of NIXL; if the ratio stays, and "
+    "the engine makes many small transfers, turn telemetry off with NIXL_TELEMETRY_ENABLE=n."
+)
+_PATTERN = (
+    "Run the suite pattern again, alone on idle hosts; if the value stays, read what pattern-fairness says of the "
+    "flows that slow each other and run --nixl-pattern=pairs, which shows whether single pairs are slow."
+)
+#: The most characters of a name, a label or a unit in a record.
+_LONGEST = 200
+#: The most samples of a figure in a record.
+MOST_SAMPLES = 300
+#: The largest value, and number of cycles, in a record.
+_LARGEST = 1e18
+
 
 @dataclass(frozen=True)
 class FigureUnit:
@@ -79,32 +107,6 @@ class FigureKind:
     labels: tuple[str, ...]
     summary: str
     remedy: str
-
-
-_REQUEST = (
-    "Run the suite kv_cache again, alone on an idle machine; if the time stays and most of it is `post` in the line "
-    "'KV requests', try --nixl-kv-block-tokens=64, else compare the rows of the suite bandwidth with those of a "
-    "healthy machine."
-)
-_CONTROL = (
-    "Run the suite control_path again, alone on an idle machine; if the value stays, compare it with that of a healthy "
-    "machine that has the same NIXL and the same UCX or libfabric."
-)
-_ENDURANCE = (
-    "Run the suite endurance again with a longer --nixl-duration and with another release of NIXL, and report the "
-    "growth with both releases; until it is fixed, restart the process before what grows is used up."
-)
-
-
-_TELEMETRY = (
-    "Run the suite telemetry again, alone on an idle machine and with another release of NIXL; if the ratio stays, and "
-    "the engine makes many small transfers, turn telemetry off with NIXL_TELEMETRY_ENABLE=n."
-)
-
-_PATTERN = (
-    "Run the suite pattern again, alone on idle hosts; if the value stays, read what pattern-fairness says of the "
-    "flows that slow each other and run --nixl-pattern=pairs, which shows whether single pairs are slow."
-)
 
 
 def _growing(resource: str, unit: FigureUnit, summary: str) -> FigureKind:
@@ -188,13 +190,6 @@ _KINDS = (
 
 #: The figures that suites record, by name. A profile may bound these and no others.
 FIGURE_KINDS: Mapping[str, FigureKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
-
-#: The most characters of a name, a label or a unit in a record.
-_LONGEST = 200
-#: The most samples of a figure in a record.
-MOST_SAMPLES = 300
-#: The largest value, and number of cycles, in a record.
-_LARGEST = 1e18
 
 
 @dataclass(frozen=True)

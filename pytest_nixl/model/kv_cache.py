@@ -90,6 +90,9 @@ _UNSUPPORTED = (
     "multi_query_group_num",
 )
 
+#: The largest accepted numbers. A larger number is a typing error.
+MOST_TOKENS, MOST_BLOCK_TOKENS, MOST_TP = 16_777_216, 65_536, 4096
+
 
 def _optional(most: int) -> OneOf:
     return OneOf((None, Number(1, most, whole=True)))
@@ -269,10 +272,6 @@ def _dtype(text: dict[str, Any], config: dict[str, Any]) -> str:
     if dtype is None:
         raise StrictError(f"{name} is {shorten(value)}: expected one of {', '.join(_OF_WEIGHTS)}")
     return dtype
-
-
-#: The largest accepted numbers. A larger number is a typing error.
-MOST_TOKENS, MOST_BLOCK_TOKENS, MOST_TP = 16_777_216, 65_536, 4096
 
 
 def format_tp(tp: tuple[int, int]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 
-from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice, add_launch
+from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice, sum_losses
 from pytest_nixl.model.row_key import RowKey
 
 
@@ -85,7 +85,7 @@ class Samples:
             transports=tuple(dict.fromkeys(self.transports + other.transports)),
             corruption=self.corruption or other.corruption,
             contention=self.contention + other.contention,
-            lossy=add_launch(self.lossy, other.lossy),
+            lossy=sum_losses(self.lossy, other.lossy),
             windows_of_launches=(*(self.windows_of_launches or (len(self.windows),)), len(other.windows)),
             gpu_waits=self.gpu_waits + other.gpu_waits,
             counted=self.counted + other.counted if self.counted is not None and other.counted is not None else None,

@@ -54,7 +54,9 @@ def variable(tool: str) -> str:
 def own_variables(
     paths: Mapping[str, str], environ: Mapping[str, str] = os.environ, memory: Sequence[MemoryPair] = (HOST,)
 ) -> dict[str, str | None]:
-    """Return the variables that only a worker's own rank may set: the paths of programs, and what GPU memory forbids.
+    """Return the variables that only a worker's own rank may set; None unsets one.
+
+    They are ``PATH``, the paths of programs, and with GPU memory the one that forbids the stand-in for CUDA's driver.
 
     :param paths: the paths that options name, by program.
     :param environ: this rank's environment variables.

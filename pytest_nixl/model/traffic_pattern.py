@@ -16,6 +16,31 @@ from pytest_nixl.core.untrusted_file import read_regular
 
 _RULES = ("first", "ring", "all")
 
+#: The most bytes of a file: a matrix of 1,024 ranks has a million cells.
+MOST_BYTES = 16 << 20
+#: The most ranks of a matrix.
+MOST_RANKS = 1024
+#: The most bytes of a cell.
+MOST_CELL = 1 << 40
+_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_CELL = re.compile(r"(-?)([0-9]{1,18})(?:\.([0-9]{1,18}))?([A-Za-z]*)")
+_SECTION = re.compile(r"\[(.*)\]")
+_MATRIX, _STORAGE = "rdma", ("read", "write")
+#: The most characters of a line or a cell that a message quotes.
+_QUOTED = 40
+Matrix = tuple[tuple[int, ...], ...]
+#: The number of ranks of a pattern in a run of one rank, whose process starts a worker for each.
+LOCAL_RANKS = 4
+#: The pairs of source and target of each named pattern.
+_KINDS: Mapping[str, Callable[[int], Iterator[tuple[int, int]]]] = {
+    "pairs": lambda ranks: ((rank, rank + ranks // 2) for rank in range(ranks // 2)),
+    "incast": lambda ranks: ((rank, 0) for rank in range(1, ranks)),
+    "outcast": lambda ranks: ((0, rank) for rank in range(1, ranks)),
+    "alltoall": lambda ranks: permutations(range(ranks), 2),
+}
+#: The least number of ranks for which a named pattern says something: two flows.
+_LEAST_RANKS = {"pairs": 4, "incast": 3, "outcast": 3, "alltoall": 2}
+
 
 @dataclass(frozen=True)
 class RankPairing:
@@ -72,23 +97,6 @@ class RankPairing:
 
     def __str__(self) -> str:
         return self.rule or ",".join(f"{first}:{other}" for first, other in self.listed)
-
-
-#: The most bytes of a file: a matrix of 1,024 ranks has a million cells.
-MOST_BYTES = 16 << 20
-#: The most ranks of a matrix.
-MOST_RANKS = 1024
-#: The most bytes of a cell.
-MOST_CELL = 1 << 40
-
-_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_CELL = re.compile(r"(-?)([0-9]{1,18})(?:\.([0-9]{1,18}))?([A-Za-z]*)")
-_SECTION = re.compile(r"\[(.*)\]")
-_MATRIX, _STORAGE = "rdma", ("read", "write")
-#: The most characters of a line or a cell that a message quotes.
-_QUOTED = 40
-
-Matrix = tuple[tuple[int, ...], ...]
 
 
 def read_matrix(path: str) -> Matrix:
@@ -174,10 +182,6 @@ def _shown(text: str) -> str:
     return repr(printable(text.strip()[:_QUOTED]))
 
 
-#: The number of ranks of a pattern in a run of one rank, whose process starts a worker for each.
-LOCAL_RANKS = 4
-
-
 @dataclass(frozen=True)
 class Flow:
     """The bytes that one rank sends to another.
@@ -220,17 +224,6 @@ class TrafficPattern:
 
     def __str__(self) -> str:
         return f"{self.name} of {self.ranks} ranks"
-
-
-#: The pairs of source and target of each named pattern.
-_KINDS: Mapping[str, Callable[[int], Iterator[tuple[int, int]]]] = {
-    "pairs": lambda ranks: ((rank, rank + ranks // 2) for rank in range(ranks // 2)),
-    "incast": lambda ranks: ((rank, 0) for rank in range(1, ranks)),
-    "outcast": lambda ranks: ((0, rank) for rank in range(1, ranks)),
-    "alltoall": lambda ranks: permutations(range(ranks), 2),
-}
-#: The least number of ranks for which a named pattern says something: two flows.
-_LEAST_RANKS = {"pairs": 4, "incast": 3, "outcast": 3, "alltoall": 2}
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ AgentRef: TypeAlias = Annotated[Ref, RefTo("agent")]
 BufferRef: TypeAlias = Annotated[Ref, RefTo("buffer")]
 TransfersRef: TypeAlias = Annotated[Ref, RefTo("transfers")]
 Refs: TypeAlias = Annotated[list[Ref], Every(Ref, most=1 << 20)]
-#: Of each device: its name, its kind, the bytes that it carried, and those of whole packets.
 _CarriedBytes: TypeAlias = Annotated[float, Number(0, 1 << 64)]
+#: Of each device: its name, its kind, the bytes that it carried, and those of whole packets.
 Carriers: TypeAlias = list[tuple[Name, ShortName, _CarriedBytes, _CarriedBytes | None]]
 #: Address, memory type and device.
 Side: TypeAlias = tuple[Count, ShortName, Count]

@@ -36,6 +36,11 @@ _LAST_SHARE = 0.93
 
 Point = tuple[float, float]
 
+#: Size of the drawing of a change in points, and the space on each side for half of a name of its axis.
+_CHANGE_WIDTH, _CHANGE_HEIGHT, _CHANGE_SIDE = 240.0, 24.0, 26.0
+#: The most history charts in a report. Rows with changes come first.
+_MOST_HISTORIES = 200
+
 
 @dataclass(frozen=True)
 class Series:
@@ -186,10 +191,6 @@ def changes_axis(shares: Sequence[float]) -> Axis:
     return Axis(ticks[0], ticks[-1], ticks, lambda value: f"{value:+g} %" if value else "0")
 
 
-#: Size of the drawing of a change in points, and the space on each side for half of a name of its axis.
-_CHANGE_WIDTH, _CHANGE_HEIGHT, _CHANGE_SIDE = 240.0, 24.0, 26.0
-
-
 def _change_x(axis: Axis, share: float) -> float:
     inner = max(0.0, min(1.0, axis.share(100 * share)))
     return round(_CHANGE_SIDE + inner * (_CHANGE_WIDTH - 2 * _CHANGE_SIDE), 1)
@@ -232,10 +233,6 @@ def change_bar(
         parts.append(f'<line class="interval {style}" x1="{start}" x2="{other}" y1="{middle}" y2="{middle}"/>')
     parts.append(f'<circle class="point {style}" cx="{at(ratio)}" cy="{middle}" r="4.5"/>')
     return _svg(parts, label, _CHANGE_WIDTH, _CHANGE_HEIGHT)
-
-
-#: The most history charts in a report. Rows with changes come first.
-_MOST_HISTORIES = 200
 
 
 @dataclass(frozen=True)

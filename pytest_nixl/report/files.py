@@ -37,13 +37,24 @@ if TYPE_CHECKING:
 else:  # it imports jinja2
     page = lazy_module("pytest_nixl.report.page")
 
+_KEY_COLUMNS = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
+_PERCENTILES = ("p50", "p90", "p99", "p99.9")
+_COLUMNS = (
+    *("time", "image", "digest", "host", "row", *_KEY_COLUMNS, "gigabytes_per_second", "launches"),
+    *(f"{name}_us" for name in _PERCENTILES),
+    *("floor_gigabytes_per_second", "ceiling_gigabytes_per_second", "transports"),
+    *("verdict", "change", "regression", "interrupted"),
+)
+#: Makes the text of a report's file.
+ReportFormat = Callable[[RunReport], str]
 
-def metrics(report: RunReport) -> str:
+
+def metrics_text(report: RunReport) -> str:
     """Return all metrics of a run, in base units."""
-    return "\n".join(_lines(report)) + "\n"
+    return "\n".join(_metric_lines(report)) + "\n"
 
 
-def _lines(report: RunReport) -> Iterator[str]:
+def _metric_lines(report: RunReport) -> Iterator[str]:
     run = report.run
     yield from _metric("nixl_run_timestamp_seconds", "When the run ended.", [({}, run.when.timestamp())])
     image = run.provenance.image
@@ -56,7 +67,7 @@ def _lines(report: RunReport) -> Iterator[str]:
     yield from _metric("nixl_run_passed", "1 if the run passed.", [({}, float(report.passed))])
     text = "1 if the run was ended before all of its checks had run."
     yield from _metric("nixl_run_interrupted", text, [({}, float(bool(run.interrupted)))])
-    labels = {key: _labels(key) for key in run.rows}
+    labels = {key: _row_labels(key) for key in run.rows}
     yield from _metric(
         "nixl_bandwidth_bytes_per_second",
         "Delivered bandwidth of a row: the median over its launches.",
@@ -110,7 +121,7 @@ def _metric(
         yield f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}"
 
 
-def _labels(key: RowKey) -> dict[str, str]:
+def _row_labels(key: RowKey) -> dict[str, str]:
     return {
         "backend": key.backend,
         "op": key.op,
@@ -127,11 +138,12 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-#: The JSON Schema of this file and of the ``verdict.json`` that each rank writes to ``--nixl-log-dir``.
-SCHEMA = Path(__file__).parent / "schemas" / "verdict.schema.json"
+#: The JSON Schema of what :func:`verdict_text` returns, and of ``verdict.json``, which each rank writes to
+#: ``--nixl-log-dir``.
+VERDICT_SCHEMA = Path(__file__).parent / "schemas" / "verdict.schema.json"
 
 
-def verdict_file(report: RunReport) -> str:
+def verdict_text(report: RunReport) -> str:
     """Return the verdict, every result and row of a run, and what it validated, as JSON."""
     run = report.run
     plain = {
@@ -184,17 +196,7 @@ def _row(key: str, summary: RowSummary) -> dict[str, Any]:
     }
 
 
-_KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
-_PERCENTILES = ("p50", "p90", "p99", "p99.9")
-_COLUMNS = (
-    *("time", "image", "digest", "host", "row", *_KEY, "gigabytes_per_second", "launches"),
-    *(f"{name}_us" for name in _PERCENTILES),
-    *("floor_gigabytes_per_second", "ceiling_gigabytes_per_second", "transports"),
-    *("verdict", "change", "regression", "interrupted"),
-)
-
-
-def table(report: RunReport) -> str:
+def csv_text(report: RunReport) -> str:
     """Return the rows of a run as CSV with a header."""
     run = report.run
     verdicts = {result.row: str(result.verdict) for result in run.results if result.row is not None}
@@ -221,11 +223,7 @@ def table(report: RunReport) -> str:
     return text.getvalue()
 
 
-#: Makes the text of a report's file.
-ReportFormat = Callable[[RunReport], str]
-
-
-def write(report: RunReport, path: Path) -> None:
+def write_report(report: RunReport, path: Path) -> None:
     """Write a report atomically, in the format that the end of its name says, such as ``.html``.
 
     Control characters of hosts, images and errors are escaped, whatever the format is.
@@ -256,9 +254,9 @@ def _accept(extension: Extension, loaded: Any) -> ReportFormat:
 
 _OUR_FORMATS: dict[str, ReportFormat] = {
     ".html": _page,
-    ".csv": table,
-    ".prom": metrics,
-    ".json": verdict_file,
+    ".csv": csv_text,
+    ".prom": metrics_text,
+    ".json": verdict_text,
 }
 #: By the ending of a file's name: ours, and those that other distributions add.
 FORMATS: Registry[ReportFormat] = Registry(extensions.REPORT_FORMATS, _OUR_FORMATS, _accept)

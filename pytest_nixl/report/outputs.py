@@ -17,7 +17,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import error_text
 from pytest_nixl.judge.run_comparison import disturbance
 from pytest_nixl.model.conclusion import NEXT_STEPS
-from pytest_nixl.report.files import write
+from pytest_nixl.report.files import write_report
 from pytest_nixl.report.github import add_summary, workflow_commands
 from pytest_nixl.report.junit import add_refusal
 from pytest_nixl.report.run_report import RunReport
@@ -181,7 +181,7 @@ def _report(config: pytest.Config, run: Run, settings: Settings, record: Recorde
     pages = []
     for path in settings.report:
         try:
-            write(report, Path(path))
+            write_report(report, Path(path))
         except NixlPluginError as error:
             run.record.note(f"{error.reason}. {error.remedy}")
         else:

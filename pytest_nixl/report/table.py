@@ -13,7 +13,7 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import HUGE, PAGES, RowKey
 from pytest_nixl.model.verdicts import GOOD, NO_BANDWIDTH, SEVERITY, Outcome, TextLine, Verdict, outcome
 from pytest_nixl.report.row_table import tables
-from pytest_nixl.session.selection import checks_of_suites
+from pytest_nixl.session.selection import check_ids_by_suite
 
 #: More results than this that do not apply are only counted, unless everything is wanted. So are the commands that
 #: repeat failures of one kind: only the first is printed.
@@ -242,7 +242,7 @@ def _page(result: Result) -> str:
     """Return the command that prints what is known of a finding or a check of the suites; empty for a user's own."""
     if result.finding:
         return f"pytest-nixl explain {result.finding}"
-    has_page = any(result.check in checks for checks in checks_of_suites().values())
+    has_page = any(result.check in checks for checks in check_ids_by_suite().values())
     return f"pytest-nixl explain {result.check}" if has_page else ""
 
 

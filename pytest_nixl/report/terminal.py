@@ -28,10 +28,10 @@ from pytest_nixl.nixl.installed import pip_command
 from pytest_nixl.report.comparison import lines as comparison_lines
 from pytest_nixl.report.table import measured_lines, wrong_lines
 from pytest_nixl.session.completeness import completeness_of
-from pytest_nixl.session.gate import silence
+from pytest_nixl.session.gate import silent_profile
 from pytest_nixl.session.given_options import given_options
 from pytest_nixl.session.run import Run, exit_code
-from pytest_nixl.session.selection import left_out_line, not_chosen
+from pytest_nixl.session.selection import left_out_line, suites_not_chosen
 from pytest_nixl.session.settings import changed_settings, setting_lines
 
 #: Whether the report was written, and the very last line, on the configuration.
@@ -68,7 +68,7 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
     if settings.compares and settings.fewest_launches > 1:
         least = settings.fewest_launches
         yield f"  a comparison needs several launches: each row has at least {least}, so this run takes longer"
-    if silent := silence(load_profile(settings.profile)):
+    if silent := silent_profile(load_profile(settings.profile)):
         yield f"  {silent}"
     ours = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}
     if lacking := with_driver_standin(settings.backend, {**os.environ, **ours}):
@@ -123,7 +123,7 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
 
 
 def _summary(run: Run) -> TextLine:
-    left_out = not_chosen(run.collected.suites) if run.settings.gate else ()
+    left_out = suites_not_chosen(run.collected.suites) if run.settings.gate else ()
     deselected = completeness_of(run).deselected if run.settings.gate else ()
     results = run.record
     return summary_line(

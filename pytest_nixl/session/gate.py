@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a gated run from passing by accident: refuse useless options at its start, report what is missing at its end.
+"""Keep a run from passing by accident: refuse useless options at its start, and report at its end what is missing.
 
-A profile that expects nothing of any row of the run is reported, and gates no rows.
+With ``--nixl-gate``, a profile that expects nothing of any row is refused if a test measures one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,23 @@ from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
 from pytest_nixl.session.outcome import accidents
 from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, requested_rows, row_of
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.selection import BANDWIDTH, FORMER_CHECKS, answerable, checks_of_suites, left_out_of
+from pytest_nixl.session.selection import BANDWIDTH, FORMER_CHECKS, check_expected, check_ids_by_suite, left_out_of
+
+_NAME_A_SUITE = "name a suite, or no suite to run all of them"
+#: The most reasons in one sentence.
+_MOST_NAMED = 3
+#: How pytest's reason for the skip of a test whose ``parametrize`` has no value begins.
+_NO_PARAMETERS = "got empty parameter set"
+#: The options with which pytest only prints a list, by their names in its configuration.
+_LISTINGS = {
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "markers": "--markers",
+    "cacheshow": "--cache-show",
+}
 
 
-def silence(profile: Profile) -> str:
+def silent_profile(profile: Profile) -> str:
     """Return a sentence if a profile expects nothing of any row, with the remedy; empty: it expects something."""
     if profile.expectations:
         return ""
@@ -49,7 +62,7 @@ def how_to_learn(name: str) -> str:
     )
 
 
-def between_hosts(profile: Profile, run: Run, cluster: Cluster) -> Profile:
+def profile_between_hosts(profile: Profile, run: Run, cluster: Cluster) -> Profile:
     """Return what judges this run: between hosts, a default profile for one host expects nothing of a row."""
     chosen = not run.settings.sources["profile"].startswith("default")
     if len(cluster.host_names) < 2 or chosen or profile.name not in (ONE_HOST, OVER_TCP):
@@ -68,22 +81,7 @@ def refuse_silence(profile: Profile, items: Iterable[pytest.Item]) -> None:
     :raises pytest.UsageError: if a test measures a row and the profile has no expectation.
     """
     if not profile.expectations and any(row_of(item) is not None for item in items):
-        raise pytest.UsageError(f"--nixl-gate is refused: {silence(profile)}")
-
-
-_NAME_A_SUITE = "name a suite, or no suite to run all of them"
-#: The most reasons in one sentence.
-_MOST_NAMED = 3
-
-#: How pytest's reason for the skip of a test whose ``parametrize`` has no value begins.
-_NO_PARAMETERS = "got empty parameter set"
-#: The options with which pytest only prints a list, by their names in its configuration.
-_LISTINGS = {
-    "showfixtures": "--fixtures",
-    "show_fixtures_per_test": "--fixtures-per-test",
-    "markers": "--markers",
-    "cacheshow": "--cache-show",
-}
+        raise pytest.UsageError(f"--nixl-gate is refused: {silent_profile(profile)}")
 
 
 def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
@@ -116,7 +114,7 @@ def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
         )
 
 
-def missed(profile: Profile, run: Run) -> list[Result]:
+def missing_results(profile: Profile, run: Run) -> list[Result]:
     """Return a MISSING result for every required check, requested row and requested memory type without a result.
 
     A required check that pytest-nixl no longer has is a WARN.
@@ -136,7 +134,7 @@ def missed(profile: Profile, run: Run) -> list[Result]:
     return [*_missed_checks(profile, run), *_empty_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
 
 
-def unchecked(run: Run) -> list[Result]:
+def unchecked_requests(run: Run) -> list[Result]:
     """Return a MISSING result for what a run without ``--nixl-gate`` was asked for by name, and did not check.
 
     That is each suite that would have measured rows in a parallel run, GPU memory in ``--nixl-memory`` of which no row
@@ -147,7 +145,7 @@ def unchecked(run: Run) -> list[Result]:
         return unmeasured
     named = list(_missed_memory(run)) if run.settings.sources["memory"] == "option" else []
     results = run.record.results
-    ours = [result for result in results if any(result.check in checks for checks in checks_of_suites().values())]
+    ours = [result for result in results if any(result.check in checks for checks in check_ids_by_suite().values())]
     if named or not ours or any(result.verdict is not Verdict.NOT_APPLICABLE for result in results):
         return named
     reasons, remedies = (list(dict.fromkeys(getattr(skipped, of) for skipped in ours)) for of in ("reason", "remedy"))
@@ -162,14 +160,14 @@ def _unmeasured_suites(run: Run) -> Iterator[Result]:
     """Yield a MISSING result for each suite whose rows were skipped because pytest-xdist runs tests in parallel."""
     skipped = {result.check for result in run.record.results if result.reason == NOT_IN_PARALLEL}
     reason, _, remedy = NOT_IN_PARALLEL.partition(": ")
-    for suite, checks in checks_of_suites().items():
+    for suite, checks in check_ids_by_suite().items():
         if skipped & checks:
             yield Result(UNMEASURED, "", Verdict.MISSING, f"the suite {suite} measured nothing: {reason}", remedy)
 
 
 def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
     results, left_out = run.record.results, left_out_of(run.config)
-    for check in (name for name in profile.required if answerable(name, run.collected.suites)):
+    for check in (name for name in profile.required if check_expected(name, run.collected.suites)):
         results_of_check = [result for result in results if result.check == check]
         skipped = [result for result in results_of_check if result.verdict is Verdict.NOT_APPLICABLE]
         if check in FORMER_CHECKS:
@@ -250,7 +248,7 @@ def _missed_memory(run: Run) -> Iterator[Result]:
             yield Result("bandwidth", skipped[0].nodeid, Verdict.MISSING, reason, remedy)
 
 
-def failed(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:
+def failing_results(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:
     """Return the results that fail the run.
 
     :param gate: whether ``--nixl-gate`` is given.

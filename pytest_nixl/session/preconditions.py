@@ -33,6 +33,9 @@ _NIXL_ERROR = re.compile(r"^E\d{4} [^]]*\] (.+)$", re.MULTILINE)
 #: The fields of the settings that are tried here. A progress thread needs no trial: every NIXL has one.
 _TRIED = ("threads", "sync_mode", "backend_params")
 
+#: The file with the checks of the etcd endpoints that this deployment uses.
+DEPLOYMENT = "test_deployment.py"
+
 
 def refuse_agent_options(settings: Settings) -> None:
     """Create an agent with each backend and the options of the run in a worker of this host.
@@ -75,10 +78,6 @@ def _fault(settings: Settings, backend: str, options: AgentOptions) -> str:
         if worker is not None:
             worker.kill()
     return ""
-
-
-#: The file with the checks of the etcd endpoints that this deployment uses.
-DEPLOYMENT = "test_deployment.py"
 
 
 class Preconditions:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.cluster.placement import ALONE, ask
+from pytest_nixl.cluster.placement import ALONE, placement_of_run
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.core.signals import sigterm_ends_in_order
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pytest_nixl.model.samples import Samples
     from pytest_nixl.model.settings import Settings
     from pytest_nixl.store.record_reader import RecordedRun
+
+RUN = pytest.StashKey["Run"]()
+_RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
 
 
 @dataclass
@@ -165,10 +168,6 @@ class LiveRecord:
         self.interrupted = self.interrupted or self._clean(how_far)
 
 
-RUN = pytest.StashKey["Run"]()
-_RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
-
-
 @dataclass
 class Collected:
     """Which of the collected tests concern the plugin, even if they were deselected later.
@@ -229,7 +228,7 @@ class Run:
 
     @cached_property
     def _placement(self) -> Placement:
-        return ask(self.settings)
+        return placement_of_run(self.settings)
 
     @property
     def links(self) -> list[RowKey]:

@@ -29,6 +29,12 @@ BANDWIDTH, INFRASTRUCTURE, ENDPOINTS = "bandwidth", "infrastructure", "uri_valid
 #: The suites that are selected only if an option is given, by the option.
 ON_REQUEST = {"pattern": "--nixl-pattern"}
 
+#: Checks of former releases that tested pytest-nixl itself. They are tests of it now, and no run makes them.
+FORMER_CHECKS = frozenset(
+    {"ranks-in-every-order", "ranks-lost-answer", "ranks-etcd-restart", "ranks-leader-change", "ranks-late-claimant"}
+)
+_LEFT_OUT = pytest.StashKey[dict[str, str]]()
+
 
 def suites_folder() -> Path:
     """Return the folder of the suites: the wheel has it inside the package, a clone beside the package.
@@ -40,7 +46,7 @@ def suites_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "suites"
 
 
-def find_pasted(arguments: Iterable[str], folder: Path) -> dict[str, str]:
+def pyargs_of_pasted(arguments: Iterable[str], folder: Path) -> dict[str, str]:
     """Return the name for ``--pyargs`` of each word that is a node id of the suites and no path.
 
     With ``--pyargs`` pytest prints ``metadata/test_exchange.py::test_it``, which is no path in the user's directory.
@@ -103,7 +109,7 @@ def suite_checks() -> tuple[SuiteCheck, ...]:
 
 
 @cache
-def checks_of_suites() -> Mapping[str, frozenset[str]]:
+def check_ids_by_suite() -> Mapping[str, frozenset[str]]:
     """Return the ids of the checks of each suite."""
     return {
         name: frozenset(check.id for check in suite_checks() if check.suite == name)
@@ -119,7 +125,7 @@ def suite_of(path: Path) -> str | None:
     return None
 
 
-def not_chosen(chosen: Collection[str]) -> list[str]:
+def suites_not_chosen(chosen: Collection[str]) -> list[str]:
     """Return the names of the suites that a run did not select, except those that need an option.
 
     :param chosen: the names of the suites that it selected.
@@ -127,13 +133,7 @@ def not_chosen(chosen: Collection[str]) -> list[str]:
     return [suite for suite in sorted(suite_names()) if suite not in chosen and suite not in ON_REQUEST]
 
 
-#: Checks of former releases that tested pytest-nixl itself. They are tests of it now, and no run makes them.
-FORMER_CHECKS = frozenset(
-    {"ranks-in-every-order", "ranks-lost-answer", "ranks-etcd-restart", "ranks-leader-change", "ranks-late-claimant"}
-)
-
-
-def answerable(check: str, chosen: Collection[str]) -> bool:
+def check_expected(check: str, chosen: Collection[str]) -> bool:
     """Whether a run that selected these suites should have made this check.
 
     A check that is in no suite belongs to a user's test. It always should have been made, because nothing shows which
@@ -142,11 +142,8 @@ def answerable(check: str, chosen: Collection[str]) -> bool:
     :param check: the id of the check.
     :param chosen: the names of the selected suites.
     """
-    suites = [suite for suite, checks in checks_of_suites().items() if check in checks]
+    suites = [suite for suite, checks in check_ids_by_suite().items() if check in checks]
     return not suites or any(suite in chosen for suite in suites)
-
-
-_LEFT_OUT = pytest.StashKey[dict[str, str]]()
 
 
 class LevelSelection:

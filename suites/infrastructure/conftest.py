@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl import Cluster, EtcdFixture, Facts, Judgement, Profile, Requirements, Settings
-from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.catalogue import judge_by_id
 from pytest_nixl.checks.doctor.ranks import everywhere, gather_hosts, with_etcd
 
 #: Runs a check by its id.
@@ -47,11 +47,11 @@ def requirements(nixl_settings: Settings, profile: Profile) -> Requirements:
 @pytest.fixture
 def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, requirements: Requirements) -> Ask:
     """A function that runs a check on the facts of every rank's host."""
-    return lambda check: everywhere(nixl_cluster.names, [judge(check, host, requirements) for host in hosts])
+    return lambda check: everywhere(nixl_cluster.names, [judge_by_id(check, host, requirements) for host in hosts])
 
 
 @pytest.fixture
 def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, requirements: Requirements) -> Ask:
     """A function that runs a check on the etcd of this run."""
     etcd_facts = with_etcd(facts, nixl_etcd.endpoint, nixl_etcd.client)
-    return lambda check: judge(check, etcd_facts, requirements)
+    return lambda check: judge_by_id(check, etcd_facts, requirements)

@@ -31,5 +31,7 @@ def read_efa_counters(when: str) -> dict[str, CountedDevice]:
 def recorded_run() -> CarrierBytes:
     """Return what the devices counted during that run."""
     moved = difference(read_efa_counters("before"), read_efa_counters("after"))
-    devices = (Carrier(name, "efa", device.carried("WRITE"), device.packets("WRITE")) for name, device in moved.items())
+    devices = (
+        Carrier(name, "efa", device.carried("WRITE"), device.packet_bytes("WRITE")) for name, device in moved.items()
+    )
     return CarrierBytes(tuple(devices), PAYLOAD)

@@ -9,12 +9,12 @@ from typing import Any
 
 import jsonschema
 
-from pytest_nixl.report.files import SCHEMA
+from pytest_nixl.report.files import VERDICT_SCHEMA
 
 
 def verdict_schema() -> dict[str, Any]:
     """Return the schema of verdict.json that is shipped."""
-    schema: dict[str, Any] = json.loads(SCHEMA.read_text())
+    schema: dict[str, Any] = json.loads(VERDICT_SCHEMA.read_text())
     return schema
 
 

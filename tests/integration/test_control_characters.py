@@ -10,7 +10,7 @@ from helpers.pytester_run import run_pytest
 from helpers.records import KEY, record, write
 
 from pytest_nixl.cli import main
-from pytest_nixl.report.files import write as write_report
+from pytest_nixl.report.files import write_report
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import parse_recorded
 

@@ -19,7 +19,7 @@ from helpers.cli_run import BANDWIDTH, ROOT, command, environment, run
 
 from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, NixlAgent, PrivateEtcd, WorkerError, load_profile
 from pytest_nixl.checks.doctor.catalogue import checks
-from pytest_nixl.cluster.placement import find_placement
+from pytest_nixl.cluster.placement import placement_by_launcher
 from pytest_nixl.report.files import FORMATS
 from pytest_nixl.session.parsers import parse_backends, parse_reports
 
@@ -212,7 +212,7 @@ def test_unused_extension_is_not_loaded(install: Install) -> None:
 def test_broken_launcher_is_refused_in_one_sentence(install: Install, code: str, fault: str) -> None:
     install("launchers", "acme", code)
     with pytest.raises(ExtensionError) as refused:
-        find_placement({})
+        placement_by_launcher({})
     one_sentence(str(refused.value), "the launcher 'acme' of", fault)
 
 
@@ -221,8 +221,8 @@ def test_added_launcher_is_asked_before_ours(install: Install) -> None:
     function = f"def it(environ): return {placement} if 'ACME_RANK' in environ else None"
     install("launchers", "acme", f"from pytest_nixl import LauncherPlacement\n{function}")
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
-    assert find_placement({**pmi, "ACME_RANK": "3"}) == LauncherPlacement("Acme", "ACME_RANK", 3, 4)
-    assert find_placement(pmi) == LauncherPlacement("PMI", "PMI_RANK", 1, 2)
+    assert placement_by_launcher({**pmi, "ACME_RANK": "3"}) == LauncherPlacement("Acme", "ACME_RANK", 3, 4)
+    assert placement_by_launcher(pmi) == LauncherPlacement("PMI", "PMI_RANK", 1, 2)
 
 
 COUNT = """
@@ -293,7 +293,7 @@ def test_report_format_that_raises_is_named(install: Install, tmp_path: Path) ->
     ("group", "name", "read", "noun"),
     [
         ("backends", "ucx", lambda: parse_backends("UCX"), "backend 'UCX'"),
-        ("launchers", "Slurm", lambda: find_placement({}), "launcher 'Slurm'"),
+        ("launchers", "Slurm", lambda: placement_by_launcher({}), "launcher 'Slurm'"),
         ("doctor_checks", "memlock", checks, "check of the doctor 'memlock'"),
         ("report_formats", "html", lambda: parse_reports("r.html"), "report format '.html'"),
     ],

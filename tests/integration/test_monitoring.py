@@ -31,7 +31,7 @@ from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import metrics
+from pytest_nixl.report.files import metrics_text
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -76,7 +76,7 @@ ALERTS = {
 
 def push(url: str, report: RunReport, directory: Path) -> None:
     """Push the metrics of a run with the command of the docs, as it is printed."""
-    (directory / "nixl.prom").write_text(metrics(report))
+    (directory / "nixl.prom").write_text(metrics_text(report))
     variables = {name: value for name, value in environment().items() if not name.lower().endswith("_proxy")}
     program("curl")
     subprocess.run(
@@ -100,7 +100,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         jobs["pushgateway"]["static_configs"] = [{"targets": [gateway.removeprefix("http://")]}]
         jobs["node"]["static_configs"] = []
         for name, report in REPORTS.items():
-            port = stack.enter_context(metrics_server(metrics(report).encode))
+            port = stack.enter_context(metrics_server(metrics_text(report).encode))
             target = {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}
             jobs["node"]["static_configs"].append(target)
         config["rule_files"] = [str(MONITORING / name) for name in config["rule_files"]]
@@ -136,7 +136,9 @@ def test_every_query_of_the_dashboard_has_data(monitored: Prometheus) -> None:
 def test_every_metric_of_a_report_is_in_the_dashboard(monitored: Prometheus) -> None:
     """A new metric needs its place in the dashboard."""
     names = {
-        name for report in (*REPORTS.values(), regressed()) for name in re.findall(r"# TYPE (\w+)", metrics(report))
+        name
+        for report in (*REPORTS.values(), regressed())
+        for name in re.findall(r"# TYPE (\w+)", metrics_text(report))
     }
     assert len(names) > 12
     assert {name for name in names if not any(re.search(rf"\b{name}\b", text) for text in queries())} == set()
@@ -185,7 +187,7 @@ def test_a_pushed_run_replaces_the_one_before_it_whole(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*REPORTS, "regressed"])
 def test_promtool_accepts_the_metrics(name: str) -> None:
-    done = promtool("check", "metrics", text=metrics(REPORTS.get(name) or regressed()))
+    done = promtool("check", "metrics", text=metrics_text(REPORTS.get(name) or regressed()))
     assert (done.returncode, done.stdout) == (0, "")
 
 

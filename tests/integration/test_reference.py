@@ -17,7 +17,7 @@ from pytest_nixl import cli
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.selection import checks_of_suites
+from pytest_nixl.session.selection import check_ids_by_suite
 
 SCRIPT, REFERENCE = ROOT / "docs" / "generate.py", ROOT / "docs" / "reference"
 
@@ -61,7 +61,7 @@ def test_every_option_has_a_section() -> None:
 
 
 def test_every_check_has_a_section() -> None:
-    ids = {id for checks in checks_of_suites().values() for id in checks}
+    ids = {id for checks in check_ids_by_suite().values() for id in checks}
     assert len(ids) > 90
     assert headings("checks") >= ids
 

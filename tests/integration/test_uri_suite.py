@@ -22,7 +22,7 @@ from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoint
 from pytest_nixl.etcd_servers.embedded import etcd_binary
-from pytest_nixl.host.loaded_libraries import PATCH, EtcdLibrary, loaded_library
+from pytest_nixl.host.loaded_libraries import URI_PATCH, EtcdLibrary, loaded_etcd_client
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
@@ -316,7 +316,7 @@ def test_an_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None
 @pytest.fixture
 def library(agents: Agents) -> EtcdLibrary:
     """The etcd client library that the real NIXL loads."""
-    results = loaded_library(agents.start(backends=[]).worker.pid)
+    results = loaded_etcd_client(agents.start(backends=[]).worker.pid)
     assert results is not None
     return results
 
@@ -324,23 +324,26 @@ def library(agents: Agents) -> EtcdLibrary:
 def _patched(library: EtcdLibrary, folder: Path) -> Path:
     """Return a copy with the patch's string appended, which has no effect. The real patch is not available."""
     copy = folder / Path(library.path).name
-    copy.write_bytes(Path(library.path).read_bytes() + PATCH.encode() + b"\0")
+    copy.write_bytes(Path(library.path).read_bytes() + URI_PATCH.encode() + b"\0")
     return copy
 
 
 def test_a_variable_without_the_patch_warns(library: EtcdLibrary) -> None:
-    done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env={PATCH: "1"})
-    assert f"WARN uri-validation-patch: {PATCH} is not in {library.path}; {PATCH} is set to '1'; tried" in done.output
+    done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env={URI_PATCH: "1"})
+    assert (
+        f"WARN uri-validation-patch: {URI_PATCH} is not in {library.path}; {URI_PATCH} is set to '1'; tried"
+        in done.output
+    )
     assert "it has no effect" in done.output
-    assert f"remedy: unset {PATCH}: " in done.output
+    assert f"remedy: unset {URI_PATCH}: " in done.output
     assert done.code == 0
 
 
 def test_a_library_with_the_patch_is_reported_with_its_path(library: EtcdLibrary, tmp_path: Path) -> None:
     copy = _patched(library, tmp_path)
-    environment = {"LD_PRELOAD": str(copy), "LD_LIBRARY_PATH": str(Path(library.path).parent), PATCH: "1"}
+    environment = {"LD_PRELOAD": str(copy), "LD_LIBRARY_PATH": str(Path(library.path).parent), URI_PATCH: "1"}
     done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env=environment)
-    assert f"WARN uri-validation-patch: {PATCH} is in {copy}; {PATCH} is set to '1'; tried with" in done.output
+    assert f"WARN uri-validation-patch: {URI_PATCH} is in {copy}; {URI_PATCH} is set to '1'; tried with" in done.output
     assert done.code == 0
 
 
@@ -353,7 +356,7 @@ def test_an_effect_of_the_variable_is_reported(etcd: Etcd, library: EtcdLibrary,
     )
     done = run(f"{SUITE}/test_library.py", "-k", "patch", "-p", "effect", "-rA",
                f"--junit-xml={tmp_path / 'junit.xml'}", "--nixl-etcd-server=embedded",
-               env={"PYTHONPATH": f"{tmp_path}:{ROOT}", PATCH: "1"})  # fmt: skip
+               env={"PYTHONPATH": f"{tmp_path}:{ROOT}", URI_PATCH: "1"})  # fmt: skip
     assert "with it an agent publishes, without it reads no address" in (tmp_path / "junit.xml").read_text()
     assert done.code == 0
 
@@ -372,7 +375,7 @@ def test_a_nixlbench_with_another_library_is_reported(library: EtcdLibrary, tmp_
         (
             [other.parent, loaded.parent],
             f"WARN etcd-library: NIXL loads {loaded}, but {program} loads another one, {other} "
-            f"(only that of nixlbench has {PATCH})",
+            f"(only that of nixlbench has {URI_PATCH})",
         ),
     ):
         done = run(f"{SUITE}/test_library.py", "-k", "same", f"--junit-xml={tmp_path / 'junit.xml'}",

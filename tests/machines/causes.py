@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
-from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.catalogue import judge_by_id
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.host import image
 from pytest_nixl.host.facts import gather
@@ -118,7 +118,7 @@ def main(names: list[str]) -> None:
     for name in names:
         with FAULTS[name](), without_other_plugins():
             facts = gather(FactsRoot(), etcd="")
-            results = {id: judge(id, facts, requirements) for id in ASKED}
+            results = {id: judge_by_id(id, facts, requirements) for id in ASKED}
         report = {id: [result.verdict.value, result.reason, result.remedy] for id, result in results.items()}
         print(f"{name}\t{json.dumps(report)}", flush=True)
 

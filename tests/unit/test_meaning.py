@@ -35,10 +35,10 @@ from pytest_nixl.model.nixlbench_table import read_files, read_output
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import SEVERITY, Judgement, Verdict, most_severe
-from pytest_nixl.report.files import metrics
+from pytest_nixl.report.files import metrics_text
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.benchmark import described, rounds
-from pytest_nixl.session.gate import failed, missed
+from pytest_nixl.session.gate import failing_results, missing_results
 from pytest_nixl.session.outcome import Reruns
 from pytest_nixl.session.requested_links import requested_rows, row_of
 from pytest_nixl.session.run import Run
@@ -156,7 +156,7 @@ def test_a_figure_with_other_labels_is_another_metric() -> None:
         for seconds, size in ((1e-3, 4096), (2e-3, 8192), (3e-3, 4096))
     ]
     result = Result("x", "y", Verdict.PASS, measured=tuple(measured))
-    text = metrics(RunReport(recorded(result)))
+    text = metrics_text(RunReport(recorded(result)))
     [family] = [family for family in text_string_to_metric_families(text) if family.name == "nixl_figure_seconds"]
     assert sorted(sample.value for sample in family.samples) == [2e-3, 3e-3], "the last of the same labels counts"
 
@@ -220,7 +220,7 @@ def test_a_repeated_check_is_inconclusive_by_its_first_attempt() -> None:
 def test_a_check_that_the_profile_requires_must_apply(gate: bool, required: tuple[str, ...], fails: set[str]) -> None:
     verdicts = ("PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT-APPLICABLE")
     results = [Result(verdict.lower(), f"test_{verdict}", Verdict(verdict), "a reason") for verdict in verdicts]
-    assert {str(result.verdict) for result in failed(results, profile(*required), gate=gate)} == fails
+    assert {str(result.verdict) for result in failing_results(results, profile(*required), gate=gate)} == fails
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_only_a_row_of_whole_blocks_is_a_requested_row(
         config=SimpleNamespace(stash={}), record=SimpleNamespace(results=results, ended=""), settings=settings,
         placement=placement, links=[], collected=SimpleNamespace(suites=frozenset({"bandwidth"})),
     )  # fmt: skip
-    assert [result.reason.partition(",")[0] for result in missed(profile(), cast(Run, run))] == missing
+    assert [result.reason.partition(",")[0] for result in missing_results(profile(), cast(Run, run))] == missing
 
 
 def test_a_test_measures_the_row_of_its_parameters() -> None:

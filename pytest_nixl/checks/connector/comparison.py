@@ -7,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.connector.containers import OPTIONS_OF, ConfiguredEngine
-from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, FieldValue, installed, read_fields
+from pytest_nixl.checks.connector.engine_fields import (
+    COMMON_FIELDS,
+    EngineSide,
+    FieldValue,
+    named_releases,
+    read_fields,
+)
 from pytest_nixl.checks.connector.engines import LMCACHE, read_dynamo, read_sglang, read_vllm
 from pytest_nixl.checks.connector.nixl_relations import SLOW_SETTINGS
 from pytest_nixl.checks.connector.pod_relations import readable_ports
@@ -110,7 +116,7 @@ def _with_environment(source: ConfiguredEngine) -> ConfiguredEngine:
 
 
 def _side(source: ConfiguredEngine) -> EngineSide:
-    values = read_fields(source.launch, COMMON)
+    values = read_fields(source.launch, COMMON_FIELDS)
     if source.launch.is_read:
         values |= _READERS[source.launch.engine](source)
     if source.launch.dynamo and source.launch.is_read:
@@ -122,7 +128,7 @@ def _side(source: ConfiguredEngine) -> EngineSide:
     values["image"] = FieldValue(source.image, is_set=bool(source.image), is_readable=bool(source.image))
     efa = source.efa or 0
     values["EFA devices"] = FieldValue(str(efa), is_set=efa > 0, is_readable=source.efa is not None)
-    named = ", ".join(f"{package} {version}" for package, version in sorted(installed(side).items()))
+    named = ", ".join(f"{package} {version}" for package, version in sorted(named_releases(side).items()))
     values["installed releases"] = FieldValue(named, is_set=bool(named), is_readable=bool(named))
     counts = {} if source.resources is None else source.resources.requests
     requests = ", ".join(f"{resource}: {count}" for resource, count in counts.items())

@@ -127,10 +127,11 @@ def _named(engines: Iterable[ConfiguredEngine]) -> str:
 
 
 def _engines(path: str, text: str) -> Iterator[ConfiguredEngine]:
-    if path.endswith(".json") or text.lstrip()[:1] in ("{", "["):
-        yield from _of_documents(path, [parse_json(path, text)])
-    elif path.endswith(_SCRIPTS) or text.startswith("#!"):
+    """Yield the engines of a file, in the form that its name or else its text shows."""
+    if path.endswith(_SCRIPTS) or text.startswith("#!"):
         yield from _of_text(path, text)
+    elif path.endswith(".json") or text.lstrip()[:1] in ("{", "["):
+        yield from _of_documents(path, [parse_json(path, text)])
     elif path.endswith((".yaml", ".yml")) or re.search(r"(?m)^(?:- )?[A-Za-z][\w-]*:(?:\s|$)", text):
         yield from _of_documents(path, parse_yaml(path, text))
     else:

@@ -145,7 +145,7 @@ def _add(found: dict[str, object], keys: list[str], value: object) -> None:
 
 
 #: Fields that every engine has, because NIXL, UCX or the container reads them.
-COMMON = (
+COMMON_FIELDS = (
     EngineField("UCX_TLS", variables=("UCX_TLS",)),
     EngineField("UCX_NET_DEVICES", variables=("UCX_NET_DEVICES",)),
     EngineField("NIXL_ETCD_ENDPOINTS", variables=("NIXL_ETCD_ENDPOINTS",)),
@@ -160,7 +160,7 @@ COMMON = (
 #: Packages whose release a command may name (``pip install nixl==1.5.1``).
 _INSTALLED = re.compile(r"\b(nixl(?:-cu1[23])?|vllm|sglang|ai-dynamo)(?:\[[\w,-]*\])?==([\w.+!-]+)")
 #: The package whose release is the tag of an image, by the image's name.
-_IMAGES = MappingProxyType(
+_PACKAGE_OF_IMAGE = MappingProxyType(
     {
         "vllm-openai": "vllm",
         "vllm": "vllm",
@@ -170,7 +170,7 @@ _IMAGES = MappingProxyType(
         "tensorrtllm-runtime": "ai-dynamo",
     }
 )
-_NAMES: Mapping[str, str] = MappingProxyType({"vllm": "vLLM", "sglang": "SGLang", "ai-dynamo": "Dynamo"})
+_PACKAGE_NAMES: Mapping[str, str] = MappingProxyType({"vllm": "vLLM", "sglang": "SGLang", "ai-dynamo": "Dynamo"})
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class ReleaseRange:
     before: str = ""
 
     def __str__(self) -> str:
-        name = _NAMES[self.package]
+        name = _PACKAGE_NAMES[self.package]
         since = f" from {self.since}" if self.since else ""
         return f"{name}{since}{f' before {self.before}' if self.before else ''}"
 
@@ -199,7 +199,7 @@ class ReleaseRange:
         return below or (bool(self.before) and numbers(release) >= numbers(self.before))
 
 
-def installed(side: EngineSide) -> dict[str, str]:
+def named_releases(side: EngineSide) -> dict[str, str]:
     """Return the releases that a side's command installs or its variables name, by package."""
     launch = side.source.launch
     releases: dict[str, str] = dict(_INSTALLED.findall(launch.script))
@@ -212,8 +212,8 @@ def installed(side: EngineSide) -> dict[str, str]:
 def release_of(side: EngineSide, package: str) -> str:
     """Return the release of a package on one side; empty if the file does not say it."""
     name, _, tag = side.source.image.rpartition("/")[2].partition(":")
-    from_image = tag.partition("@")[0].removeprefix("v") if _IMAGES.get(name) == package else ""
-    release = installed(side).get(package, "") or from_image
+    from_image = tag.partition("@")[0].removeprefix("v") if _PACKAGE_OF_IMAGE.get(name) == package else ""
+    release = named_releases(side).get(package, "") or from_image
     return release if re.match(r"\d+\.\d+", release) else ""
 
 

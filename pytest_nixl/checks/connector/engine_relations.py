@@ -13,10 +13,10 @@ from pytest_nixl.checks.connector.relations import (
     SidePair,
     divisible,
     equal,
-    only,
+    one_of_each_side,
     positive_integers,
-    reference,
     undecided,
+    unknown_value,
 )
 from pytest_nixl.model.verdicts import Verdict
 
@@ -89,7 +89,7 @@ def vllm_layout(pair: SidePair, field: str) -> Mismatch | None:
 
 def vllm_connector(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the names of vLLM's connectors: both use NIXL or LMCache, and in the same direction."""
-    if unknown := reference(pair, field):
+    if unknown := unknown_value(pair, field):
         return unknown
     values, kinds = pair.values(field), pair.values("connector kind")
     for name, value, kind in zip(("prefill", "decode"), values, kinds, strict=True):
@@ -123,7 +123,7 @@ def vllm_role(pair: SidePair, field: str) -> Mismatch | None:
     """Judge vLLM's roles: each one that vLLM accepts. NixlConnector uses none of them to choose a direction."""
     if not all(value.is_set for value in pair.values("kv_connector")):
         return None
-    return only(_ROLES, _ROLES)(pair, field)
+    return one_of_each_side(_ROLES, _ROLES)(pair, field)
 
 
 def vllm_stages(pair: SidePair, field: str) -> Mismatch | None:
@@ -157,7 +157,7 @@ def vllm_both_ways(pair: SidePair, field: str) -> Mismatch | None:
     prefill, decode = pair.values(field)
     if prefill.text == decode.text:
         return None
-    return reference(pair, field) or Mismatch("it has an effect only if both sides have it", "", Verdict.WARN)
+    return unknown_value(pair, field) or Mismatch("it has an effect only if both sides have it", "", Verdict.WARN)
 
 
 def vllm_ttl(pair: SidePair, field: str) -> Mismatch | None:
@@ -254,7 +254,7 @@ def vllm_attention(pair: SidePair, field: str) -> Mismatch | None:
 
 def lmcache_seed(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the seed of Python's hash, by which LMCache names its chunks: the same on both sides."""
-    if unknown := reference(pair, field):
+    if unknown := unknown_value(pair, field):
         return unknown
     prefill, decode = pair.values(field)
     if prefill.text == decode.text and prefill.text != "random":
@@ -355,7 +355,7 @@ def sglang_backend(pair: SidePair, field: str) -> Mismatch | None:
     prefill, decode = pair.values(field)
     if prefill.is_known and prefill.is_set and prefill.text == decode.text != "nixl":
         return undecided(f"{prefill.text} does not use NIXL, so that nothing that it demands was read")
-    return only(("nixl",), ("nixl",))(pair, field)
+    return one_of_each_side(("nixl",), ("nixl",))(pair, field)
 
 
 def sglang_context(pair: SidePair, field: str) -> Mismatch | None:

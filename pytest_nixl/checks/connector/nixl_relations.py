@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pytest_nixl.checks.connector.engine_fields import EngineSide, installed, older_than, release_of
-from pytest_nixl.checks.connector.relations import Mismatch, SidePair, equal, is_loopback, reference, undecided
+from pytest_nixl.checks.connector.engine_fields import EngineSide, named_releases, older_than, release_of
+from pytest_nixl.checks.connector.relations import Mismatch, SidePair, equal, is_loopback, undecided, unknown_value
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.engine_backends import engine_backend, expands_segments
@@ -34,7 +34,7 @@ def image(pair: SidePair, field: str) -> Mismatch | None:
     prefill, decode = (side.source.image for side in (pair.prefill, pair.decode))
     if prefill == decode and (not prefill or _tag(prefill) not in ("", "latest")):
         return None
-    if unknown := reference(pair, field):
+    if unknown := unknown_value(pair, field):
         return unknown
     if prefill == decode:
         return undecided("a tag that moves may have given them different releases", "name one release of the image")
@@ -59,7 +59,7 @@ def _name(text: str) -> str:
 
 def backends(pair: SidePair, field: str) -> Mismatch | None:
     """Judge NIXL's backends: known, built in, able to reach another agent, and one of them on both sides."""
-    if unknown := reference(pair, field):
+    if unknown := unknown_value(pair, field):
         return unknown
     sides = [{name.strip() for name in value.text.split(",") if name.strip()} for value in pair.values(field)]
     known = BETWEEN_AGENTS | STORAGE | (pair.plugins or frozenset())
@@ -81,7 +81,7 @@ def backends(pair: SidePair, field: str) -> Mismatch | None:
 def nixl_releases(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the installed releases: equal, and NIXL's not older than the engine demands."""
     for name, side in (("prefill", pair.prefill), ("decode", pair.decode)):
-        releases = installed(side)
+        releases = named_releases(side)
         version = next((releases[package] for package in PACKAGES if package in releases), "1.5.0")
         needs_newer = release_of(side, "vllm") and not older_than(side, "vllm", "0.33.0")
         if needs_newer and numbers(version) < numbers("1.5.0"):
@@ -95,7 +95,7 @@ def namespace(pair: SidePair, field: str) -> Mismatch | None:
     prefill, decode = pair.values(field)
     if prefill.text == decode.text:
         return None
-    if unknown := reference(pair, field):
+    if unknown := unknown_value(pair, field):
         return unknown
     if prefill.text.rstrip("/") == decode.text.rstrip("/"):
         return Mismatch("they differ by a slash, and must be equal to the letter")
@@ -123,7 +123,7 @@ def endpoints(pair: SidePair, field: str) -> Mismatch | None:
     prefill, decode = pair.values(field)
     if not prefill.is_set and not decode.is_set:
         return None
-    if unknown := reference(pair, field) if prefill.text != decode.text else None:
+    if unknown := unknown_value(pair, field) if prefill.text != decode.text else None:
         return unknown
     if not (prefill.is_set and decode.is_set):
         return Mismatch("they must be equal")
@@ -185,7 +185,7 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
         ("prefill", "decode"), pair.values(field), pair.values("kv_buffer_device"), strict=True
     ):
         if not value.is_known:
-            return reference(pair, field)
+            return unknown_value(pair, field)
         if not value.is_set:
             carriers.append({*_RDMA, "tcp"})
             continue
@@ -246,7 +246,7 @@ def _families(names: list[str]) -> set[str]:
 def telemetry(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the variable that turns telemetry off: vLLM then fails each request whose blocks it has received."""
     for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
-        named = installed(side)
+        named = named_releases(side)
         version = next((named[name] for name in PACKAGES if name in named), "")
         if value.is_known and value.text.strip().lower() in TELEMETRY_OFF and telemetry_off_raises(version):
             return Mismatch(

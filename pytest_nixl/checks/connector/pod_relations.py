@@ -12,7 +12,14 @@ from typing import NamedTuple
 from pytest_nixl.checks.connector.containers import OPTIONS_OF
 from pytest_nixl.checks.connector.engine_fields import EngineSide, older_than
 from pytest_nixl.checks.connector.nixl_relations import OVER_TCP, transport_families, uses_ucx
-from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified, reference, undecided
+from pytest_nixl.checks.connector.relations import (
+    Mismatch,
+    SidePair,
+    is_loopback,
+    is_unspecified,
+    undecided,
+    unknown_value,
+)
 from pytest_nixl.model.verdicts import Verdict
 
 _SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -311,7 +318,7 @@ def metadata_stores(pair: SidePair, field: str) -> Mismatch | None:
         return Mismatch("the sides are on different hosts, so neither may be a loopback address", remedy)
     if values[0].text == values[1].text:
         return None
-    return reference(pair, field) or Mismatch("they must be equal", remedy)
+    return unknown_value(pair, field) or Mismatch("they must be equal", remedy)
 
 
 def options_files(pair: SidePair, field: str) -> Mismatch | None:

@@ -59,7 +59,7 @@ def undecided(why: str, remedy: str = "") -> Mismatch:
     return Mismatch(why, remedy, Verdict.INCONCLUSIVE)
 
 
-def reference(pair: SidePair, field: str) -> Mismatch | None:
+def unknown_value(pair: SidePair, field: str) -> Mismatch | None:
     """Return why a field cannot be judged because a value comes from somewhere else; None if both are known."""
     sides = zip(("prefill", "decode"), pair.values(field), strict=True)
     unknown = " and ".join(f"that of {name}" for name, value in sides if not value.is_known)
@@ -76,7 +76,7 @@ def equal(normal: Callable[[str], str] = str.strip) -> Relation:
         prefill, decode = pair.values(field)
         if normal(prefill.text) == normal(decode.text):
             return None
-        if unknown := reference(pair, field):
+        if unknown := unknown_value(pair, field):
             return unknown
         if not all(normal(value.text) for value in (prefill, decode)):
             return undecided("they must be equal, and the engine chooses one of them", f"set {field} on both sides")
@@ -92,12 +92,12 @@ def different(pair: SidePair, field: str) -> Mismatch | None:
     return Mismatch("they must be different") if both else None
 
 
-def only(role_of_prefill: tuple[str, ...], role_of_decode: tuple[str, ...]) -> Relation:
+def one_of_each_side(role_of_prefill: tuple[str, ...], role_of_decode: tuple[str, ...]) -> Relation:
     """Return a relation for values that only certain texts may have on each side."""
 
     def judge(pair: SidePair, field: str) -> Mismatch | None:
         values = pair.values(field)
-        if unknown := reference(pair, field):
+        if unknown := unknown_value(pair, field):
             return unknown
         allowed = (role_of_prefill, role_of_decode)
         if all(value.text in texts for value, texts in zip(values, allowed, strict=True)):
@@ -112,7 +112,7 @@ def only(role_of_prefill: tuple[str, ...], role_of_decode: tuple[str, ...]) -> R
 def positive_integers(pair: SidePair, field: str) -> tuple[int, int] | Mismatch:
     """Return both values as positive integers, or what is wrong with them."""
     values = pair.values(field)
-    if unknown := reference(pair, field):
+    if unknown := unknown_value(pair, field):
         return unknown
     numbers = [int(value.text) if value.text.isascii() and value.text.isdigit() else 0 for value in _short(values)]
     if not all(numbers):

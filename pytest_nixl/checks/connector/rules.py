@@ -10,7 +10,14 @@ from enum import Enum
 from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_relations
 from pytest_nixl.checks.connector.engine_fields import ReleaseRange
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, LMCACHE, NIXL, ROLE
-from pytest_nixl.checks.connector.relations import Relation, different, divisible, equal, only, prefill_listens
+from pytest_nixl.checks.connector.relations import (
+    Relation,
+    different,
+    divisible,
+    equal,
+    one_of_each_side,
+    prefill_listens,
+)
 from pytest_nixl.checks.connector.settings_read import unread_options, unread_settings
 from pytest_nixl.model.engine_backends import ALLOC_CONF, GENERAL_VARIABLE
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
@@ -240,7 +247,7 @@ RULES: tuple[ConnectorRule, ...] = (
     _vllm(_CONNECTOR, "enforce_handshake_compat", "not false", engine_relations.vllm_handshake,
           "remove enforce_handshake_compat", _MATRIX, _HASHED),
     ConnectorRule(_CONNECTOR, "SGLang", "--disaggregation-mode", "prefill and decode",
-                  only(("prefill",), ("decode",)), "give each side its own --disaggregation-mode", _PD),
+                  one_of_each_side(("prefill",), ("decode",)), "give each side its own --disaggregation-mode", _PD),
     ConnectorRule(_CONNECTOR, "SGLang", "--disaggregation-transfer-backend", "nixl on both sides",
                   engine_relations.sglang_backend, "give both sides --disaggregation-transfer-backend nixl", _PD),
     _same(_CONNECTOR, "SGLang", "--disaggregation-decode-allocation-policy",
@@ -268,7 +275,7 @@ RULES: tuple[ConnectorRule, ...] = (
     ConnectorRule(_CONNECTOR, "SGLang", "--dcp-size", "equal, or prefill's 1", engine_relations.sglang_context,
                   "give both sides the same --dcp-size",
                   "SGLang python/sglang/srt/disaggregation/common/conn.py (requires_dcp_relayout)"),
-    ConnectorRule(_CONNECTOR, "Dynamo", ROLE, "prefill and decode", only(("prefill",), ("decode", "")),
+    ConnectorRule(_CONNECTOR, "Dynamo", ROLE, "prefill and decode", one_of_each_side(("prefill",), ("decode", "")),
                   "start prefill with --disaggregation-mode prefill, and decode with --disaggregation-mode decode",
                   "Dynamo components/src/dynamo/vllm/backend_args.py"),
     _same(_CONNECTOR, "Dynamo", "--namespace", _RUNTIME),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, ReleaseRange
+from pytest_nixl.checks.connector.engine_fields import COMMON_FIELDS, EngineSide, ReleaseRange
 from pytest_nixl.checks.connector.engines import DYNAMO_FIELDS, ROLE_FIELDS, SGLANG_FIELDS, VLLM_FIELDS
 from pytest_nixl.checks.connector.nixl_relations import SLOW_SETTINGS
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair
@@ -136,7 +136,7 @@ _OPTIONS = {
 }
 #: Variables of UCX, NIXL and libfabric that a rule reads.
 _COMMON_VARIABLES = (
-    *(name for part in COMMON for name in part.variables if name.startswith(("UCX_", "NIXL_"))),
+    *(name for part in COMMON_FIELDS for name in part.variables if name.startswith(("UCX_", "NIXL_"))),
     *(setting.variable for setting in SLOW_SETTINGS),
     TELEMETRY_VARIABLE,
 )

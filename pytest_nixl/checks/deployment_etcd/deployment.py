@@ -30,6 +30,11 @@ MOST, AT_A_TIME, SECONDS = 256, 32, 2.0
 
 Address = tuple[str, int]
 
+#: The most problems that a verdict names.
+_MOST_NAMED = 5
+#: The most agents, and the most problems of one kind, that are printed unless all are asked for.
+MOST_AGENTS, MOST_OF_A_KIND = 20, 50
+
 
 def answering(addresses: Collection[Address]) -> dict[Address, str]:
     """Connect to each address.
@@ -81,10 +86,6 @@ def judge_addresses(
 def _text(address: Address) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-#: The most problems that a verdict names.
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -220,10 +221,6 @@ def _agent_notes(agents: list[PublishedAgent]) -> list[str]:
             f"info of their backends holds no readable address: {names}"
         )
     return notes
-
-
-#: The most agents, and the most problems of one kind, that are printed unless all are asked for.
-MOST_AGENTS, MOST_OF_A_KIND = 20, 50
 
 
 def lines(deployment: DeploymentEtcd, *, everything: bool = False) -> Iterator[str]:

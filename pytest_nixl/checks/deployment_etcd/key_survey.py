@@ -29,6 +29,13 @@ _LENGTH = 8
 _MOST_BACKENDS = 64
 _ADDRESS = re.compile(rb"(?P<host>[0-9.]{7,15}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})\0*")
 
+#: The most keys that are read of one prefix, and the most bytes of values that are read altogether.
+MOST_KEYS, MOST_BYTES = 500_000, 1 << 30
+#: The largest page, the first page with values, and the number of bytes that a page with values aims at.
+_PAGE, _FIRST_PAGE, _PAGE_BYTES = 1000, 16, 4 << 20
+#: The most bytes of a short value that are kept, such as the size of a group of nixlbench.
+_SHORT = 64
+
 
 @dataclass(frozen=True)
 class AgentMetadata:
@@ -103,14 +110,6 @@ def _address(info: bytes) -> list[tuple[str, int]]:
     except ValueError:
         return []
     return [(str(host), int(match["port"]))]
-
-
-#: The most keys that are read of one prefix, and the most bytes of values that are read altogether.
-MOST_KEYS, MOST_BYTES = 500_000, 1 << 30
-#: The largest page, the first page with values, and the number of bytes that a page with values aims at.
-_PAGE, _FIRST_PAGE, _PAGE_BYTES = 1000, 16, 4 << 20
-#: The most bytes of a short value that are kept, such as the size of a group of nixlbench.
-_SHORT = 64
 
 
 @dataclass(frozen=True)

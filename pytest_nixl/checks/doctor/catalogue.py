@@ -31,6 +31,11 @@ _MODULES = (
     "transfers",
 )
 
+#: The checks that try something. They fail because of a variable that another check may name.
+_ATTEMPTS = ("backend-loads", "telemetry-in-process", "transfers-arrive")
+#: How the reason of a check begins that knows another check to be the cause.
+_FOLLOWS = re.compile(r"follows from (?P<cause>[\w-]+): ")
+
 
 def checks() -> Mapping[str, Check]:
     """Return all checks by id, in the order in which they run: ours, then those that other distributions add.
@@ -78,7 +83,7 @@ def _accept(extension: Extension, loaded: Any) -> Check:
     return replace(loaded, judge=judge_guarded)
 
 
-def judge(id: str, facts: Facts, expected: Requirements) -> Judgement:
+def judge_by_id(id: str, facts: Facts, expected: Requirements) -> Judgement:
     """Run one check.
 
     :raises KeyError: no check has this id.
@@ -102,12 +107,12 @@ def examine(facts: Facts, expected: Requirements, *, gate: bool) -> tuple[CheckR
     return by_cause(answers, facts)
 
 
-def failed(answers: Sequence[CheckResult]) -> bool:
+def any_failed(answers: Sequence[CheckResult]) -> bool:
     """Return whether any result fails."""
     return any(answer.outcome is Outcome.FAIL for answer in answers)
 
 
-def lines(results: Sequence[CheckResult], *, every: bool = False, note: str = "") -> Iterator[TextLine]:
+def result_lines(results: Sequence[CheckResult], *, every: bool = False, note: str = "") -> Iterator[TextLine]:
     """Yield what is not good, each with its remedy below it, then one line of counts by topic, and the verdict last.
 
     Results of one cause, such as a NIXL that cannot be loaded, are one line, with the other checks below it.
@@ -136,7 +141,7 @@ def lines(results: Sequence[CheckResult], *, every: bool = False, note: str = ""
     if note:
         yield TextLine(note)
     counts = Counter(result.judgement.verdict.value for result in results)
-    bad = failed(results)
+    bad = any_failed(results)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     yield TextLine(f"NIXL doctor: {'FAIL' if bad else 'PASS'} ({counted})", Outcome.FAIL if bad else Outcome.PASS)
 
@@ -155,10 +160,10 @@ def _by_topic(results: Sequence[CheckResult]) -> str:
     return f"passed: {counted}; not applicable here: {idle}; -v lists each check with its reason"
 
 
-def plain(facts: Facts, expected: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:
+def plain_results(facts: Facts, expected: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:
     """Return the results as a dictionary of JSON values."""
     return {
-        "verdict": "FAIL" if failed(answers) else "PASS",
+        "verdict": "FAIL" if any_failed(answers) else "PASS",
         "host": facts.host.name.value,
         "profile": expected.profile.name,
         "backends": list(expected.backends),
@@ -175,12 +180,6 @@ def plain(facts: Facts, expected: Requirements, answers: Sequence[CheckResult]) 
             for answer in answers
         ],
     }
-
-
-#: The checks that try something. They fail because of a variable that another check may name.
-_ATTEMPTS = ("backend-loads", "telemetry-in-process", "transfers-arrive")
-#: How the reason of a check begins that knows another check to be the cause.
-_FOLLOWS = re.compile(r"follows from (?P<cause>[\w-]+): ")
 
 
 def by_cause(answers: Sequence[CheckResult], facts: Facts) -> tuple[CheckResult, ...]:
@@ -219,13 +218,13 @@ def _cause(
     :param variables: the variables without which bytes arrive.
     """
     named = {match["cause"] for answer in attempts if (match := _FOLLOWS.match(answer.judgement.reason))}
-    failed = [answer for answer in answers if answer.judgement.verdict is Verdict.FAIL]
-    untried = [answer for answer in failed if answer not in attempts]
+    failures = [answer for answer in answers if answer.judgement.verdict is Verdict.FAIL]
+    untried = [answer for answer in failures if answer not in attempts]
     tried = ["transfers-arrive"] if variables else ["backend-loads", "transfers-arrive"]
     candidates = [
         *(answer for answer in untried if answer.check.id in named),
         *(answer for answer in untried if any(_names(answer, name) for name in variables)),
-        *(answer for id in tried for answer in failed if answer.check.id == id),
+        *(answer for id in tried for answer in failures if answer.check.id == id),
     ]
     return next(iter(candidates), None)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
@@ -68,4 +69,4 @@ def etcd_clock(facts: Facts, expected: Requirements) -> Judgement:
         return warned(
             f"the clock of etcd's host is {abs(ahead):.0f} s {side} this host's", "run chrony or ntpd on both hosts"
         )
-    return passed(f"the clocks differ by at most {max(1, round(abs(ahead)))} s")
+    return passed(f"the clocks differ by at most {math.ceil(abs(ahead) + 1)} s")

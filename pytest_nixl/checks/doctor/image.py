@@ -20,7 +20,7 @@ from pytest_nixl.core.sentences import named, plural
 from pytest_nixl.host.elf import capability, dotted
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.image import ImageFacts
-from pytest_nixl.host.loaded_libraries import PATCH
+from pytest_nixl.host.loaded_libraries import URI_PATCH
 from pytest_nixl.host.plugin_files import PluginFile, plugin_name
 from pytest_nixl.model.expectation import SOFTWARE
 from pytest_nixl.model.nixl_releases import wheel_for
@@ -182,7 +182,7 @@ def image_versions(facts: Facts, expected: Requirements) -> Judgement:
             bad.append(f"{description}, not {accepted.text}")
     patched = facts.software.etcd_client_patched
     if image.etcd_uri_patch is not None:
-        has = f"{PATCH} is {'' if patched.value else 'not '}in {patched.source}"
+        has = f"{URI_PATCH} is {'' if patched.value else 'not '}in {patched.source}"
         if patched.value is None:
             unread.append(f"the patch of etcd-cpp-apiv3: {patched.why}")
         else:

@@ -31,6 +31,19 @@ _LEAST_LOCKED = 512 * MIB
 _DEFAULT_SHM = 64 * MIB
 _LITTLE_SHM = GIB
 
+#: Each agent reserves this many requests or more.
+_LEAST_AIO = 1024
+#: A ring's pages count as locked memory in kernels before 5.12.
+_LEAST_FOR_URING = 8 * MIB
+SECCOMP_REMEDY = (
+    "allow {call} in the seccomp profile of the container: `docker run --security-opt seccomp=FILE`, or in Kubernetes "
+    "securityContext.seccompProfile"
+)
+#: With these drivers the governor ``powersave`` is the usual one, and the preference decides how fast a core becomes.
+_PREFERENCE_DECIDES = ("intel_pstate", "amd-pstate-epp")
+_SAVING = ("power", "balance_power")
+_STATUS_REMEDY = "run `grep Cpus_allowed_list /proc/self/status` where the ranks run"
+
 
 def amount(size: int) -> str:
     """Format a size in bytes with a binary unit, such as ``64 MiB``."""
@@ -115,16 +128,6 @@ def huge_pages(facts: Facts, expected: Requirements) -> Judgement:
     return passed(f"huge pages: {listing}")
 
 
-#: Each agent reserves this many requests or more.
-_LEAST_AIO = 1024
-#: A ring's pages count as locked memory in kernels before 5.12.
-_LEAST_FOR_URING = 8 * MIB
-SECCOMP_REMEDY = (
-    "allow {call} in the seccomp profile of the container: `docker run --security-opt seccomp=FILE`, or in Kubernetes "
-    "securityContext.seccompProfile"
-)
-
-
 @check("storage-queues", "May a process set up the kernel's queues for files, aio and io_uring?")
 def storage_queues(facts: Facts, expected: Requirements) -> Judgement:
     """With POSIX, a process may set up the kernel's queues for files, aio and io_uring."""
@@ -197,12 +200,6 @@ def _old(kernel: str) -> bool:
     """Whether the kernel counts the memory of rings as locked: before 5.12."""
     parts = kernel.split(".")[:2]
     return len(parts) == 2 and all(part.isdecimal() for part in parts) and [int(part) for part in parts] < [5, 12]
-
-
-#: With these drivers the governor ``powersave`` is the usual one, and the preference decides how fast a core becomes.
-_PREFERENCE_DECIDES = ("intel_pstate", "amd-pstate-epp")
-_SAVING = ("power", "balance_power")
-_STATUS_REMEDY = "run `grep Cpus_allowed_list /proc/self/status` where the ranks run"
 
 
 @check("cpu-governor", "Do the processors that this process may use run at full speed while they work?")

@@ -10,7 +10,7 @@ from pytest_nixl.checks.endpoints.trial import try_texts
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.host.loaded_libraries import PATCH, EtcdLibrary, linked_library, loaded_library
+from pytest_nixl.host.loaded_libraries import URI_PATCH, EtcdLibrary, linked_etcd_client, loaded_etcd_client
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent
@@ -23,7 +23,7 @@ def library_of(agent: NixlAgent) -> EtcdLibrary:
 
     :raises NotApplicableError: it has loaded none.
     """
-    library = loaded_library(agent.worker.pid)
+    library = loaded_etcd_client(agent.worker.pid)
     if library is None:
         raise NotApplicableError(
             "this NIXL has loaded no libetcd-cpp-api: it was built without etcd, or links it statically"
@@ -36,13 +36,13 @@ def judge_library(library: EtcdLibrary) -> Judgement:
     program = shutil.which("nixlbench")
     if program is None:
         return Judgement(Verdict.PASS, f"NIXL loads {library.path}; nixlbench is not on PATH")
-    other = linked_library(program)
+    other = linked_etcd_client(program)
     if other is None:
         reason = f"NIXL loads {library.path}, but {program} loads none: it links one statically, or has no etcd"
         return Judgement(Verdict.WARN, reason, "compare the versions of etcd-cpp-apiv3 with which both were built")
     if other.digest == library.digest:
         return Judgement(Verdict.PASS, f"NIXL loads {library.path}, and {program} loads the same from {other.path}")
-    patch = f" (only that of {'NIXL' if library.patched else 'nixlbench'} has {PATCH})"
+    patch = f" (only that of {'NIXL' if library.patched else 'nixlbench'} has {URI_PATCH})"
     reason = f"NIXL loads {library.path}, but {program} loads another one, {other.path}"
     remedy = "compare LD_LIBRARY_PATH and the run paths of both: a fix in one library is not in the other"
     return Judgement(Verdict.WARN, reason + (patch if library.patched != other.patched else ""), remedy)
@@ -56,16 +56,16 @@ def judge_patch(
     :param endpoint: an etcd on this host, which agents try to reach.
     :param client: a client of this etcd.
     """
-    value = os.environ.get(PATCH)
-    is_set = f"{PATCH} is {f'set to {value!r}' if value is not None else 'not set'}"
-    where = f"{PATCH} is {'in' if library.patched else 'not in'} {library.path}"
+    value = os.environ.get(URI_PATCH)
+    is_set = f"{URI_PATCH} is {f'set to {value!r}' if value is not None else 'not set'}"
+    where = f"{URI_PATCH} is {'in' if library.patched else 'not in'} {library.path}"
     # gRPC can read this form, but NIXL's client refuses it first, unless the patch lets it pass.
     text = f"ipv4:{endpoint.host}:{endpoint.port}"
     without, with_it = (outcome_with(text, setting, client, settings, supervisor) for setting in (None, "1"))
     effect = "it has no effect" if without is with_it else f"with it an agent {with_it}, without it {without}"
     description = f"{where}; {is_set}; tried with {text.partition(':')[0]}:HOST:PORT, {effect}"
     if value is not None and without is with_it:
-        remedy = f"unset {PATCH}: it has no effect here; write endpoints as `pytest-nixl endpoint` suggests"
+        remedy = f"unset {URI_PATCH}: it has no effect here; write endpoints as `pytest-nixl endpoint` suggests"
         return Judgement(Verdict.WARN, description, remedy)
     return Judgement(Verdict.PASS, description)
 
@@ -75,5 +75,5 @@ def outcome_with(
 ) -> ReadOutcome:
     """Return what an agent does with a text if the patch's variable has this setting; None: it is not set."""
     texts = {text: ReadOutcome.INVALID}
-    (trial,) = try_texts(texts, client, settings, supervisor, namespace="/patch", environment={PATCH: setting})
+    (trial,) = try_texts(texts, client, settings, supervisor, namespace="/patch", environment={URI_PATCH: setting})
     return trial.outcome

@@ -26,6 +26,24 @@ REGIONS = 4
 #: The faults of which NIXL must tell the initiator by an error.
 MUST_REPORT = ("target-killed", "target-restarted", "listener-restarted")
 
+#: The functions of the initiator's worker.
+TRAFFIC = "pytest_nixl.checks.faults.worker.traffic:"
+#: The size in bytes of each transfer in flight, and of the transfer that shows that an agent still works.
+REGION, MOVED = 16 << 20, 1 << 16
+#: The size in bytes of the end of each transfer, which arrives last, so that late bytes are seen there.
+TAIL = 64 << 10
+#: The address of a target that listens.
+LOOPBACK = "127.0.0.1"
+#: What NIXL writes if it could not send a request for metadata, and how many requests are made at most.
+LOST_REQUEST, FETCHES = "Failed to send message to peer", 3
+#: The deadline of the initiator's traffic, as a multiple of a step's: it begins before transfers flow.
+_WORKER_SHARE = 3
+#: What the traffic of the initiator ended with.
+SECONDS, COUNT = Number(0, 1e9), Number(0, 1 << 53, whole=True)
+OUTCOME = {"said": Text(256), "completed": COUNT, "longest": SECONDS, "unended": COUNT}
+#: Numbers of patterns.
+seeds = itertools.count(1)
+
 
 @dataclass(frozen=True)
 class FaultOutcome:
@@ -123,25 +141,6 @@ def without(outcomes: Sequence[FaultOutcome], **conditions: Any) -> list[FaultOu
     :param conditions: the fields of an outcome in which the defect shows, with the values of an outcome without it.
     """
     return [replace(outcome, **conditions) for outcome in outcomes]
-
-
-#: The functions of the initiator's worker.
-TRAFFIC = "pytest_nixl.checks.faults.worker.traffic:"
-#: The size in bytes of each transfer in flight, and of the transfer that shows that an agent still works.
-REGION, MOVED = 16 << 20, 1 << 16
-#: The size in bytes of the end of each transfer, which arrives last, so that late bytes are seen there.
-TAIL = 64 << 10
-#: The address of a target that listens.
-LOOPBACK = "127.0.0.1"
-#: What NIXL writes if it could not send a request for metadata, and how many requests are made at most.
-LOST_REQUEST, FETCHES = "Failed to send message to peer", 3
-#: The deadline of the initiator's traffic, as a multiple of a step's: it begins before transfers flow.
-_WORKER_SHARE = 3
-#: What the traffic of the initiator ended with.
-SECONDS, COUNT = Number(0, 1e9), Number(0, 1 << 53, whole=True)
-OUTCOME = {"said": Text(256), "completed": COUNT, "longest": SECONDS, "unended": COUNT}
-#: Numbers of patterns.
-seeds = itertools.count(1)
 
 
 class EarlyEndError(NixlPluginError):

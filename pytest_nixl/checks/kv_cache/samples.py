@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
-from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice, add_launch
+from pytest_nixl.model.device_counters import CarrierBytes, LossyDevice, sum_losses
 from pytest_nixl.model.samples import Samples, percentile
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class KvSamples:
             counted=self.counted + other.counted,
             contention=self.contention + other.contention,
             gpu_waits=self.gpu_waits + other.gpu_waits,
-            lossy=add_launch(self.lossy, other.lossy),
+            lossy=sum_losses(self.lossy, other.lossy),
         )
 
     @property

@@ -144,7 +144,7 @@ def run_at(
     """
     for _ in range(TRIES):
         try:
-            return _Run(tools, arguments(free_meeting(address)), variables, timeout, None).finish()
+            return _Run(tools, arguments(free_meeting(address)), variables, timeout, None).run()
         except _PortTaken:
             continue
     raise NixlbenchError(
@@ -168,7 +168,7 @@ def run_in(
     :raises NixlPluginError: if the run fails.
     """
     with group:
-        return _Run(tools, arguments(group.meeting), variables, timeout, group).finish_or_blame_etcd(group)
+        return _Run(tools, arguments(group.meeting), variables, timeout, group).run_or_blame_etcd(group)
 
 
 class _PortTaken(Exception):  # noqa: N818 - not an error: another port is tried
@@ -191,7 +191,8 @@ class _Run:
         self._timeout = timeout + (SLEEPS if group is not None else 0.0)
         self._ranks: list[_Rank] = []
 
-    def finish(self) -> Ran:
+    def run(self) -> Ran:
+        """Start the processes, the second one when the first has registered, and return the result when one ends."""
         with ExitStack() as stack:
             for number, tool in enumerate(self._tools):
                 rank = _Rank(number, stack.enter_context(tool.start(self._arguments, self._variables)))
@@ -202,10 +203,10 @@ class _Run:
             self._wait(lambda: any(rank.over for rank in self._ranks), "the next row or the end of the run")
             return self._concluded()
 
-    def finish_or_blame_etcd(self, group: Group) -> Ran:
+    def run_or_blame_etcd(self, group: Group) -> Ran:
         """Like :meth:`finish`, but if the etcd is gone, report that: a rank of another host is then unreachable too."""
         try:
-            return self.finish()
+            return self.run()
         except NixlbenchError:
             raise
         except NixlPluginError as error:

@@ -25,6 +25,20 @@ LOADS = (ALONE, TOGETHER)
 #: Transfers and seconds of one window.
 Window = tuple[int, float]
 
+#: A flow is slowed if it has less than this share of its bandwidth alone.
+SLOWED = 0.8
+#: An end is full if its flows together reach at least this share of its fastest flow alone.
+FULL = 0.7
+#: The most groups of flows that a sentence names.
+_MOST_GROUPS = 3
+_STARVES = "check what this flow shares with the others: the receiver's NIC, its switch port, the queue of an uplink"
+_COLLAPSES = (
+    "check the flow control of the network (pause frames or ECN and the counters of discarded packets: ethtool -S "
+    "DEVICE) and the receive buffers of that host"
+)
+OWN_GPU = "give each rank a GPU of its own"
+BUSY = "stop other processes on the hosts and run it again"
+
 
 @dataclass(frozen=True)
 class PatternKind:
@@ -240,22 +254,6 @@ def judge_pattern_figures(samples: PatternSamples, record: Callable[[Sequence[Fi
         f"{judged.reason}, but other processes used up to {samples.disturbed:.1f} of the cores that the ranks need",
         BUSY,
     )
-
-
-#: A flow is slowed if it has less than this share of its bandwidth alone.
-SLOWED = 0.8
-#: An end is full if its flows together reach at least this share of its fastest flow alone.
-FULL = 0.7
-#: The most groups of flows that a sentence names.
-_MOST_GROUPS = 3
-
-_STARVES = "check what this flow shares with the others: the receiver's NIC, its switch port, the queue of an uplink"
-_COLLAPSES = (
-    "check the flow control of the network (pause frames or ECN and the counters of discarded packets: ethtool -S "
-    "DEVICE) and the receive buffers of that host"
-)
-OWN_GPU = "give each rank a GPU of its own"
-BUSY = "stop other processes on the hosts and run it again"
 
 
 def judge_fairness(samples: PatternSamples) -> Judgement:

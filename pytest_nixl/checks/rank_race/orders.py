@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pytest_nixl.checks.rank_race.order import describe_order, overlap, sent_requests
-from pytest_nixl.checks.rank_race.race import SECONDS, clean_up
+from pytest_nixl.checks.rank_race.race import STEP_SECONDS, clean_up
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     Running,
@@ -64,7 +64,13 @@ class TriedOrders:
 
 
 def try_orders(
-    path: EtcdProxy, etcd: EtcdClient, subject: Subject, *, group: str, seconds: float = SECONDS, budget: float = BUDGET
+    path: EtcdProxy,
+    etcd: EtcdClient,
+    subject: Subject,
+    *,
+    group: str,
+    seconds: float = STEP_SECONDS,
+    budget: float = BUDGET,
 ) -> TriedOrders:
     """Let the second of two claimants claim its rank after each step of the first; stop at the first wrong ranks.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank race: claimants, an etcd to disturb, and claims that overlap every time.
+"""A rank race, and :func:`amplify`, which makes the claims of its claimants overlap every time.
 
-So all claimants read before any of them writes. The first request of each claimant is held until all have sent one, no
+All claimants read before any of them writes: the first request of each claimant is held until all have sent one, no
 matter how late they start. After that only writes are held, until each claimant has sent one or waits in etcd's lock
 behind another claimant. Later writes are held in the same way, because the first write need not be that of the rank: a
 claimant may write that it is there, and look for its rank after a pause. Whoever reads after its write reads only when
@@ -44,6 +44,16 @@ KNOWN_BAD = f"{FUNCTIONS}:read_modify_write"
 #: Start of error messages that a busy machine may cause too, because a claimant or its lease was late.
 _LATE = ("MissingRanksError", "MemberLostError", "LeaseLostError", "EtcdError: etcd at")
 _IN_TIME = "has no rank in time"
+
+#: Timeout in seconds of each step of all claimants: the first request, the first write or lock, and the rank.
+STEP_SECONDS = 300.0
+#: Seconds between two polls of the keys of a lock.
+_LOOK_SECONDS = 0.1
+#: Seconds to wait for the next write of each claimant after its first one, before all go on by themselves.
+_NEXT_WRITE_SECONDS = 20.0
+#: Timeout in seconds for ranks after claims that did not overlap; then only a duplicate rank proves anything.
+_APART_SECONDS = 10.0
+_WRITES = {"Put", "Txn", "DeleteRange"}
 
 
 @dataclass
@@ -131,17 +141,6 @@ def _outcome(number: int, claimant: Claimant, seconds: float) -> ClaimOutcome:
     return outcome_of(name, claimant) or ClaimOutcome(name, pid=claimant.pid, error=_IN_TIME)
 
 
-#: Timeout in seconds of each step of all claimants: the first request, the first write or lock, and the rank.
-SECONDS = 300.0
-#: Seconds between two polls of the keys of a lock.
-_LOOK = 0.1
-#: Seconds to wait for the next write of each claimant after its first one, before all go on by themselves.
-_STEP = 20.0
-#: Timeout in seconds for ranks after claims that did not overlap; then only a duplicate rank proves anything.
-_LAST_LOOK = 10.0
-_WRITES = {"Put", "Txn", "DeleteRange"}
-
-
 @dataclass(frozen=True)
 class Amplified:
     """The result of one amplified run."""
@@ -185,7 +184,7 @@ def amplify(
     clients: int,
     *,
     group: str,
-    seconds: float = SECONDS,
+    seconds: float = STEP_SECONDS,
     loses: tuple[int, int] | None = None,
 ) -> Amplified:
     """Let several claimants claim ranks at once; hold their first writes until each has sent one or waits for a lock.
@@ -222,7 +221,7 @@ def amplify(
             locked |= claims.go_on_in_step(seconds)
         for proxy_client in proxy_clients:
             proxy_client.release()
-        remaining = min(seconds, _LAST_LOOK) if unmet else seconds
+        remaining = min(seconds, _APART_SECONDS) if unmet else seconds
         done = path.wait_quietly(lambda: all(claim.outcome() is not None for claim in running), seconds=remaining)
         outcomes = tuple(outcome for claim in running if (outcome := claim.outcome()) is not None)
         if not done:
@@ -308,7 +307,7 @@ class _Claims:
 
         deadline = time.monotonic() + seconds
         while True:
-            self.path.wait_quietly(lambda: _Progress.MOVING not in all_progress(), seconds=_LOOK)
+            self.path.wait_quietly(lambda: _Progress.MOVING not in all_progress(), seconds=_LOOK_SECONDS)
             stands = all_progress()
             if _Progress.MOVING not in stands or time.monotonic() > deadline:
                 return stands
@@ -316,20 +315,20 @@ class _Claims:
     def go_on_in_step(self, seconds: float) -> bool:
         """Release the held writes, and hold the next ones until each claimant has sent one, waits or has its rank.
 
-        This ends when no write is held, or when a claimant neither writes nor waits for :data:`_STEP` seconds.
+        This ends when no write is held, or when a claimant neither writes nor waits for :data:`_NEXT_WRITE_SECONDS`.
 
         :returns: whether all other claimants waited in etcd's lock while a write of one claimant was held.
         """
         locked, end = False, time.monotonic() + seconds
         while time.monotonic() < end:
             self._release_writes_together()
-            deadline = min(end, time.monotonic() + _STEP)
+            deadline = min(end, time.monotonic() + _NEXT_WRITE_SECONDS)
             while True:
                 keys = self.keys()
                 states = [self._state(proxy_client, claim, keys) for proxy_client, claim in self.both]
                 if _Progress.MOVING not in states or time.monotonic() > deadline:
                     break
-                self.path.wait_quietly(lambda: False, seconds=_LOOK)
+                self.path.wait_quietly(lambda: False, seconds=_LOOK_SECONDS)
             if _Progress.MOVING in states or _Progress.WRITES not in states:
                 return locked
             waiting = [
@@ -349,7 +348,9 @@ class _Claims:
             proxy_client.hold()
         for proxy_client, request in writes:
             proxy_client.release_if_held(request)
-        self.path.wait_quietly(lambda: all(write.state is not State.SENT for _, write in writes), seconds=_STEP)
+        self.path.wait_quietly(
+            lambda: all(write.state is not State.SENT for _, write in writes), seconds=_NEXT_WRITE_SECONDS
+        )
         for proxy_client in self.clients:
             _hold_only_writes(proxy_client)
 

@@ -21,6 +21,13 @@ from pytest_nixl.processes.worker_process import START_SECONDS, ended
 
 _MB = 1_000_000
 
+#: Target duration in seconds at NIXL's speed, and the duration after which the current result of a slow tool counts.
+SECONDS, LONGEST = 0.15, 1.2
+_FEWEST, _MOST = 8, 200_000
+#: Number of attempts, because another process may take a free port in between; seconds between two polls.
+_PORTS, _LOOK = 5, 0.02
+_UNREADABLE = "report the version and the output of the tool to pytest-nixl"
+
 
 class RawTool(ABC):
     """Arguments and output of a raw tool.
@@ -194,14 +201,6 @@ class FiRmaBw(RawTool):
 
 
 RAW_TOOLS: dict[str, RawTool] = {"UCX": UcxPerftest(), "LIBFABRIC": FiRmaBw()}
-
-
-#: Target duration in seconds at NIXL's speed, and the duration after which the current result of a slow tool counts.
-SECONDS, LONGEST = 0.15, 1.2
-_FEWEST, _MOST = 8, 200_000
-#: Number of attempts, because another process may take a free port in between; seconds between two polls.
-_PORTS, _LOOK = 5, 0.02
-_UNREADABLE = "report the version and the output of the tool to pytest-nixl"
 
 
 class RawPair:

@@ -23,6 +23,34 @@ from pytest_nixl.etcd.errors import related
 _CHUNK = 1 << 16
 _FORM = "give it as http://HOST:PORT/metrics"
 
+BUFFER, PROMETHEUS, PROMETHEUS_MP = "BUFFER", "prometheus", "prometheus_mp"
+EXPORTERS = (BUFFER, PROMETHEUS, PROMETHEUS_MP)
+#: In place of an exporter: the agents have no telemetry.
+NO_EXPORTER = "none"
+#: The variables of telemetry. A worker of these checks has no other value of them than the check gives.
+VARIABLES = (
+    "NIXL_TELEMETRY_ENABLE",
+    "NIXL_TELEMETRY_EXPORTER",
+    "NIXL_TELEMETRY_DIR",
+    "NIXL_TELEMETRY_MULTIPROC_DIR",
+    "NIXL_TELEMETRY_PROMETHEUS_PORT",
+    "NIXL_TELEMETRY_PROMETHEUS_LOCAL",
+    "NIXL_TELEMETRY_ENABLED_METRICS",
+    "NIXL_TELEMETRY_BUFFER_SIZE",
+    "NIXL_TELEMETRY_RUN_INTERVAL",
+    "NIXL_TELEMETRY_HISTOGRAM_BUCKETS_US",
+)
+#: The interval at which NIXL exports, in milliseconds.
+_INTERVAL = 50
+_ERROR = "agent_err_"
+#: The version of the event buffer that is read.
+VERSION = 4
+#: Positions of the next write and read, version, expected version, number of places in the ring, and its mask.
+_HEADER = struct.Struct("<QQIIQQ")
+#: The type of an event, seven bytes that NIXL does not write, and the value.
+_EVENT = struct.Struct("<B7xQ")
+_MOST_PLACES = 1 << 20
+
 
 class ScrapeError(NixlPluginError):
     """An endpoint did not answer with metrics."""
@@ -108,33 +136,6 @@ def _read(session: BoundedSession, url: str, seconds: float) -> bytes:
         return bytes(data)
 
 
-BUFFER, PROMETHEUS, PROMETHEUS_MP = "BUFFER", "prometheus", "prometheus_mp"
-EXPORTERS = (BUFFER, PROMETHEUS, PROMETHEUS_MP)
-#: In place of an exporter: the agents have no telemetry.
-NO_EXPORTER = "none"
-#: The variables of telemetry. A worker of these checks has no other value of them than the check gives.
-VARIABLES = (
-    "NIXL_TELEMETRY_ENABLE",
-    "NIXL_TELEMETRY_EXPORTER",
-    "NIXL_TELEMETRY_DIR",
-    "NIXL_TELEMETRY_MULTIPROC_DIR",
-    "NIXL_TELEMETRY_PROMETHEUS_PORT",
-    "NIXL_TELEMETRY_PROMETHEUS_LOCAL",
-    "NIXL_TELEMETRY_ENABLED_METRICS",
-    "NIXL_TELEMETRY_BUFFER_SIZE",
-    "NIXL_TELEMETRY_RUN_INTERVAL",
-    "NIXL_TELEMETRY_HISTOGRAM_BUCKETS_US",
-)
-#: The interval at which NIXL exports, in milliseconds.
-_INTERVAL = 50
-_ERROR = "agent_err_"
-#: The version of the event buffer that is read.
-VERSION = 4
-#: Positions of the next write and read, version, expected version, number of places in the ring, and its mask.
-_HEADER = struct.Struct("<QQIIQQ")
-#: The type of an event, seven bytes that NIXL does not write, and the value.
-_EVENT = struct.Struct("<B7xQ")
-_MOST_PLACES = 1 << 20
 #: The metrics by the number of their type, spelled as NIXL spells them.
 EVENTS = (
     "agent_tx_bytes",

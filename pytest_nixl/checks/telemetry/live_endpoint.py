@@ -84,6 +84,17 @@ _POST_SHARE = 0.5
 #: Transfers below this share of the requests do not carry most prompts.
 _USED_SHARE = 0.1
 
+#: The counts of transfers of a NIXL without histograms.
+_REQUESTS = ("agent_tx_requests_num_total", "agent_rx_requests_num_total")
+_MARKS = (
+    "agent_",
+    "vllm:nixl_",
+    "sglang:kv_transfer_",
+    "sglang:num_transfer_failed_reqs",
+    "trtllm_kv_transfer_",
+    "kvbm_",
+)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -263,16 +274,6 @@ TRANSFER_TIME = TimeNames(
         ("sglang:kv_transfer_latency_ms", 1e3),
     ),
     "agent_xfer_time_total",
-)
-#: The counts of transfers of a NIXL without histograms.
-_REQUESTS = ("agent_tx_requests_num_total", "agent_rx_requests_num_total")
-_MARKS = (
-    "agent_",
-    "vllm:nixl_",
-    "sglang:kv_transfer_",
-    "sglang:num_transfer_failed_reqs",
-    "trtllm_kv_transfer_",
-    "kvbm_",
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.proxy.connection import PREFACE, Http1, Http2
+from pytest_nixl.etcd.proxy.connection import HTTP2_PREFACE, Http1, Http2
 from pytest_nixl.etcd.proxy.request import Access, BadClientError, Request, State, main_key
 
 #: Tells whether a rule applies to a request.
@@ -372,9 +372,9 @@ class ProxiedConnection(asyncio.Protocol):
             return
         if self._speaker is None:
             self._start += data
-            if len(self._start) < len(PREFACE) and PREFACE.startswith(self._start):
+            if len(self._start) < len(HTTP2_PREFACE) and HTTP2_PREFACE.startswith(self._start):
                 return
-            self._speaker = Http2(self) if self._start.startswith(PREFACE) else Http1(self)
+            self._speaker = Http2(self) if self._start.startswith(HTTP2_PREFACE) else Http1(self)
             data = self._start
         self.guard(self._speaker.from_client, data)
 

@@ -33,6 +33,11 @@ from pytest_nixl.etcd.proxy.request import (
     grpc_method,
 )
 
+HTTP2_PREFACE = b"PRI * HTTP/2.0"
+#: Flow control window in bytes: larger than any answer of etcd, so that no side waits for the proxy.
+HTTP2_WINDOW = 1 << 24
+Headers = list[tuple[bytes, bytes]]
+
 
 class Http1:
     """Terminates HTTP/1.1 on both sides of a :class:`ProxiedConnection`."""
@@ -147,14 +152,7 @@ class Http1:
         self._link.to_server(b"".join(self._up.send(event) or b"" for event in events))
 
 
-PREFACE = b"PRI * HTTP/2.0"
-#: Flow control window in bytes: larger than any answer of etcd, so that no side waits for the proxy.
-WINDOW = 1 << 24
-
-Headers = list[tuple[bytes, bytes]]
-
-
-class _Side:
+class _Http2Side:
     """One of the two connections, with the data that waits for room in its flow control windows."""
 
     def __init__(self, *, client_side: bool) -> None:
@@ -169,8 +167,8 @@ class _Side:
         )
         self.connection = h2.connection.H2Connection(config)
         self.connection.initiate_connection()
-        self.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: WINDOW})
-        self.connection.increment_flow_control_window(WINDOW)
+        self.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: HTTP2_WINDOW})
+        self.connection.increment_flow_control_window(HTTP2_WINDOW)
         self._waiting: dict[int, list[bytes | Headers | None]] = {}
 
     def push(self, stream: int, *items: bytes | Headers | None) -> None:
@@ -217,7 +215,7 @@ class _Side:
 
 
 @dataclass
-class _Stream:
+class _Http2Stream:
     """A request of the client and its answer so far."""
 
     headers: Headers
@@ -244,10 +242,10 @@ class Http2:
 
     def __init__(self, link: ClientLink) -> None:
         self._link = link
-        self._down = _Side(client_side=False)
-        self._up = _Side(client_side=True)
+        self._down = _Http2Side(client_side=False)
+        self._up = _Http2Side(client_side=True)
         #: Streams by the client's number, and the client's number by that on the connection to the etcd.
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _Http2Stream] = {}
         self._numbers: dict[int, int] = {}
 
     def from_client(self, data: bytes) -> None:
@@ -275,7 +273,7 @@ class Http2:
     def _from_client(self, event: Any) -> None:
         if isinstance(event, h2.events.RequestReceived):
             headers = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
-            stream = _Stream(headers, grpc_method(dict(headers)[b":path"].decode()))
+            stream = _Http2Stream(headers, grpc_method(dict(headers)[b":path"].decode()))
             self._streams[event.stream_id] = stream
             if stream.endless:
                 self._open(event.stream_id, stream)
@@ -291,23 +289,23 @@ class Http2:
         elif isinstance(event, h2.events.ConnectionTerminated):
             self._link.close()
 
-    def _body(self, stream: _Stream, data: bytes) -> None:
+    def _body(self, stream: _Http2Stream, data: bytes) -> None:
         stream.body += data
         if stream.endless:
             assert stream.upstream is not None
             self._up.push(stream.upstream, data)
-            for message in _messages(stream.body):
+            for message in _take_messages(stream.body):
                 # Each message is a request of its own: one more watch, or one more refresh of a lease.
                 request = self._link.client.passed(stream.method, grpc_accesses(stream.method, message))
                 if stream.method == "Watch" and request.accesses:
                     stream.unconfirmed.append(request)
 
-    def _ended(self, number: int, stream: _Stream) -> None:
+    def _ended(self, number: int, stream: _Http2Stream) -> None:
         if stream.endless:
             assert stream.upstream is not None
             self._up.push(stream.upstream, None)
             return
-        message = next(_messages(bytearray(stream.body)), b"")
+        message = next(_take_messages(bytearray(stream.body)), b"")
 
         def forward() -> None:
             # The client may have cancelled it while it was held.
@@ -320,7 +318,7 @@ class Http2:
         accesses = grpc_accesses(stream.method, message)
         stream.request = self._link.client.arrived(self._link, stream.method, accesses, forward)
 
-    def _open(self, number: int, stream: _Stream) -> None:
+    def _open(self, number: int, stream: _Http2Stream) -> None:
         stream.upstream = self._up.connection.get_next_available_stream_id()
         self._numbers[stream.upstream] = number
         self._up.connection.send_headers(stream.upstream, stream.headers)
@@ -364,7 +362,7 @@ class Http2:
                 self._link.client.withdrawn(stream.request)
             self._down.reset(number, int(event.error_code or 0))
 
-    def _answer(self, number: int, stream: _Stream, item: bytes | Headers) -> None:
+    def _answer(self, number: int, stream: _Http2Stream, item: bytes | Headers) -> None:
         if stream.endless:
             self._down.push(number, item)
             if stream.method == "Watch" and isinstance(item, bytes):
@@ -372,13 +370,13 @@ class Http2:
         else:
             stream.answer.append(item)
 
-    def _read_answer_of_watch(self, stream: _Stream, data: bytes) -> None:
+    def _read_answer_of_watch(self, stream: _Http2Stream, data: bytes) -> None:
         stream.partial_answer += data
-        for message in _messages(stream.partial_answer):
+        for message in _take_messages(stream.partial_answer):
             if stream.unconfirmed and grpc_confirms(message):
                 self._link.client.confirmed(stream.unconfirmed.pop(0))
 
-    def _complete(self, number: int, stream: _Stream) -> None:
+    def _complete(self, number: int, stream: _Http2Stream) -> None:
         self._forget(number, stream)
         if stream.endless:
             return
@@ -395,14 +393,14 @@ class Http2:
         assert stream.request is not None
         self._link.client.answered(self._link, stream.request, data[5:], deliver)
 
-    def _forget(self, number: int, stream: _Stream) -> None:
+    def _forget(self, number: int, stream: _Http2Stream) -> None:
         self._streams.pop(number, None)
         if stream.upstream is not None:
             self._numbers.pop(stream.upstream, None)
             self._up.forget(stream.upstream)
 
 
-def _messages(body: bytearray) -> Iterator[bytes]:
+def _take_messages(body: bytearray) -> Iterator[bytes]:
     """Remove the complete gRPC messages from the body, and yield them."""
     while len(body) >= 5 and len(body) >= (end := 5 + int.from_bytes(body[1:5], "big")):
         message = bytes(body[5:end])

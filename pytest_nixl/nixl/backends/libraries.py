@@ -27,6 +27,17 @@ from pytest_nixl.nixl.backends import driver_standin
 #: The folders of the EFA installer's libfabric, which not every image configures for the loader.
 _EFA = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
 
+#: The keys of a worker's versions: the CUDA runtime that the worker loaded because the loader does not find it, and
+#: what a module of UCX lacks.
+LOADED, LACKS = "cuda_runtime", "ucx_cuda_lacks"
+#: How to provide each library.
+REMEDIES = {
+    "libcudart": "run `pip install nvidia-cuda-runtime-cu12` (for nixl-cu13: nvidia-cuda-runtime), or set "
+    "PYTEST_NIXL_LIBCUDART=/path/to/libcudart.so.12",
+    "libnvidia-ml": "give the container NVML (NVIDIA_DRIVER_CAPABILITIES=compute,utility, `docker run --gpus all`)",
+}
+_MODULES = ("libucm_cuda", "libuct_cuda")
+
 
 class LibraryError(NixlPluginError):
     """A library that a backend needs is missing, or does not fit this NIXL."""
@@ -276,16 +287,7 @@ def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str], 
     return next((path for path in files if os.path.isfile(path)), None)
 
 
-#: The keys of a worker's versions: the CUDA runtime that the worker loaded because the loader does not find it, and
-#: what a module of UCX lacks.
-LOADED, LACKS = "cuda_runtime", "ucx_cuda_lacks"
 RUNTIME = LIBRARIES[0]
-#: How to provide each library.
-REMEDIES = {
-    "libcudart": "run `pip install nvidia-cuda-runtime-cu12` (for nixl-cu13: nvidia-cuda-runtime), or set "
-    "PYTEST_NIXL_LIBCUDART=/path/to/libcudart.so.12",
-    "libnvidia-ml": "give the container NVML (NVIDIA_DRIVER_CAPABILITIES=compute,utility, `docker run --gpus all`)",
-}
 _NVML = RequiredLibrary(
     r"libnvidia-ml\.so\.\d+",
     "libnvidia-ml.so.1",
@@ -294,7 +296,6 @@ _NVML = RequiredLibrary(
     "NVML, which is part of the GPU driver",
     ("install the NVIDIA driver on the host", REMEDIES["libnvidia-ml"]),
 )
-_MODULES = ("libucm_cuda", "libuct_cuda")
 
 
 def load(finder: Finder, plugin: str, package: str, backend: str) -> dict[str, str]:

@@ -1024,6 +1024,11 @@ def test_options_in_a_file_beside_the_script_are_read(tmp_path: Path) -> None:
     assert doubtful(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
 
 
+def test_a_script_that_begins_with_a_bracket_is_no_json(tmp_path: Path) -> None:
+    path = script(tmp_path, "decode.sh", f'[ -z "$HF_HOME" ] || cd "$HF_HOME"\nvllm serve m --block-size 64 {NIXL}\n')
+    assert read_engine(path).launch.options["--block-size"] == ["64"]
+
+
 def test_a_default_that_would_fail_is_doubtful_where_no_file_has_variables(tmp_path: Path) -> None:
     """Such scripts are the commonest pair whose handshake hangs: each side tells the other its own loopback address."""
     prefill, decode = (script(tmp_path, name, f"vllm serve m {NIXL}\n") for name in ("prefill.sh", "decode.sh"))

@@ -20,7 +20,7 @@ from helpers.cli_run import profile as write_profile
 from helpers.fake_sysfs import Tree, p5
 
 from pytest_nixl import cli
-from pytest_nixl.checks.doctor.catalogue import checks, examine, lines
+from pytest_nixl.checks.doctor.catalogue import checks, examine, result_lines
 from pytest_nixl.checks.doctor.check import Requirements, passed
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -538,7 +538,7 @@ def test_one_cause_is_one_line_with_the_other_checks_below_it(
     answers = examine(facts_of(tree), wanted, gate=False)
     failing = [one.check.id for one in answers if one.judgement.reason == "No module named 'nixl'"]
     assert failing[:3] == ["nixl-loads", "backend-loads", "plugin-libraries"]
-    told = [line.text for line in lines(answers)]
+    told = [line.text for line in result_lines(answers)]
     [place] = [number for number, text in enumerate(told) if text.startswith("FAIL") and "named 'nixl'" in text]
     assert told[place].split()[:2] == ["FAIL", "nixl-loads"]
     assert told[place + 1].strip().startswith("remedy: ")
@@ -552,14 +552,14 @@ def test_what_is_good_is_one_line_of_counts_above_the_verdict(
     tree = healthy.copy(tmp_path / "tree")
     tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
     results = examine(facts_of(tree), wanted, gate=False)
-    shown = [line.text for line in lines(results, note="a note")]
+    shown = [line.text for line in result_lines(results, note="a note")]
     bad_ids = {result.check.id for result in results if result.judgement.verdict is Verdict.FAIL}
     assert {text.split()[1] for text in shown if text.startswith("FAIL")} <= bad_ids
     assert not [text for text in shown if text.startswith(("PASS", "NOT-APPLICABLE"))]
     assert re.fullmatch(r"passed: libraries \d+, .*RDMA \d.*; not applicable here: \d; -v lists .*", shown[-3])
     assert shown[-2] == "a note"
     assert shown[-1].startswith("NIXL doctor: FAIL (")
-    every = [line.text for line in lines(results, every=True)]
+    every = [line.text for line in result_lines(results, every=True)]
     assert sum(text.startswith("PASS") for text in every) > 30
     assert not [text for text in every if text.startswith("passed: ")]
 
@@ -582,6 +582,17 @@ def test_fault_is_reported_by_its_check(fault: Fault, healthy: Tree, wanted: Req
     assert judged[fault.check].remedy
     # Checks that the fault does not concern still pass.
     assert set(bad(judged)) <= {fault.check, *CONSEQUENCES.get(fault.id, ())}
+
+
+@pytest.mark.parametrize(("ahead", "most"), [(0.0, 1), (2.4, 4), (-0.2, 2)])
+def test_clocks_differ_by_no_more_than_is_said(
+    ahead: float, most: int, healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    """Etcd tells whole seconds, and the fact is the distance to the nearest end of its second."""
+    tree = healthy.copy(tmp_path / "tree")
+    answer("etcd", clock=ahead)(tree)
+    judged = verdicts(facts_of(tree), wanted)["etcd-clock"]
+    assert judged.reason == f"the clocks differ by at most {most} s"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.fake_sysfs import Tree, p5
 
-from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.catalogue import judge_by_id
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -33,7 +33,7 @@ def tree(healthy: Tree, tmp_path: Path) -> Tree:
 
 def ask(tree: Tree, check: str) -> Judgement:
     facts = gather(FactsRoot(tree.folder), backends=(), etcd="", environ={})
-    return judge(check, facts, Requirements(load_profile("loopback"), ("UCX",)))
+    return judge_by_id(check, facts, Requirements(load_profile("loopback"), ("UCX",)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.fake_sysfs import Tree, p5
 
-from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.catalogue import judge_by_id
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
@@ -49,7 +49,9 @@ def tree(healthy: Tree) -> ChangedTree:
 
 def judged(tree: ChangedTree, check: str, profile: str = "", *, image: bool = False) -> Judgement:
     facts = gather(tree, backends=("UCX",), environ={})
-    return judge(check, facts, Requirements(parse_profile((HEAD + profile).encode(), "p.toml"), ("UCX",), image=image))
+    return judge_by_id(
+        check, facts, Requirements(parse_profile((HEAD + profile).encode(), "p.toml"), ("UCX",), image=image)
+    )
 
 
 def lacking(name: str, *words: str, versions: tuple[str, ...] = (), error: str = "not found") -> Callable[[Any], None]:

@@ -23,7 +23,7 @@ from helpers.fake_sysfs import Tree, p5
 from pytest_nixl.checks.connector.comparison import compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.connector.rules import RULES
-from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.catalogue import judge_by_id
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -248,7 +248,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 def _judged(tree: Tree, report: Report) -> Judgement:
     facts = gather(FactsRoot(str(tree.folder)), backends=BACKENDS, environ={})
-    return judge(report.id, facts, Requirements(load_profile("p5.48xlarge"), BACKENDS))
+    return judge_by_id(report.id, facts, Requirements(load_profile("p5.48xlarge"), BACKENDS))
 
 
 TREES = [report for report in ALL if report.tree is not None]

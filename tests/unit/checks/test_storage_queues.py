@@ -14,7 +14,7 @@ import pytest
 from helpers.cli_run import ROOT
 from helpers.fake_sysfs import Tree, p5
 
-from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.catalogue import judge_by_id
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.host.facts import gather
@@ -29,7 +29,7 @@ KERNEL = "/proc/sys/kernel/osrelease"
 
 def ask(root: FactsRoot, *backends: str) -> Judgement:
     facts = gather(root, backends=(), etcd="", environ={})
-    return judge("storage-queues", facts, Requirements(load_profile("loopback"), backends or ("UCX", "POSIX")))
+    return judge_by_id("storage-queues", facts, Requirements(load_profile("loopback"), backends or ("UCX", "POSIX")))
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,6 @@ def test_real_seccomp_filter_is_named(tree: Tree) -> None:
     facts = gather(FactsRoot(tree.folder), backends=(), etcd="", environ={})
     # Of this host, only what the filter changes.
     facts = replace(facts, storage_queues=replace(facts.storage_queues, calls=queues.calls, seccomp=queues.seccomp))
-    judged = judge("storage-queues", facts, Requirements(load_profile("loopback"), ("POSIX",)))
+    judged = judge_by_id("storage-queues", facts, Requirements(load_profile("loopback"), ("POSIX",)))
     assert judged.verdict is Verdict.WARN
     assert "io_uring: seccomp forbids io_uring_setup (EPERM)" in judged.reason

@@ -16,14 +16,14 @@ from helpers.cli_run import ROOT, WITHOUT, environment
 from pytest_nixl import __version__, cli
 from pytest_nixl.cli import explain
 from pytest_nixl.judge.profiles import bundled_profiles
-from pytest_nixl.session.selection import checks_of_suites
+from pytest_nixl.session.selection import check_ids_by_suite
 
 
 def test_every_check_of_the_suites_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--checks", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     checks = [(check["suite"], check["id"]) for check in listed]
-    assert sorted(checks) == sorted((suite, id) for suite, ids in checks_of_suites().items() for id in ids)
+    assert sorted(checks) == sorted((suite, id) for suite, ids in check_ids_by_suite().items() for id in ids)
     assert all(check["proves"].endswith(".") for check in listed)
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from pytest_nixl.cluster.placement import LauncherPlacement, _accept, find_placement, first_host
+from pytest_nixl.cluster.placement import LauncherPlacement, _accept, first_host, placement_by_launcher
 from pytest_nixl.core.extensions import LAUNCHERS, Extension, ExtensionError
 
 SLURM = {
@@ -47,14 +47,14 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELA
 def test_each_launcher_is_read_by_its_own_variables(
     environ: dict[str, str], expected: LauncherPlacement | None
 ) -> None:
-    assert find_placement(environ, hostname=lambda: "somewhere-7") == expected
+    assert placement_by_launcher(environ, hostname=lambda: "somewhere-7") == expected
 
 
 def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
     kubernetes = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-    placement = find_placement(kubernetes, hostname=lambda: "nixl-check-12")
+    placement = placement_by_launcher(kubernetes, hostname=lambda: "nixl-check-12")
     assert placement == LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", 12)
-    assert find_placement(kubernetes, hostname=lambda: "nixl-check-x7") is None
+    assert placement_by_launcher(kubernetes, hostname=lambda: "nixl-check-x7") is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
 )
 def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        find_placement(environ)
+        placement_by_launcher(environ)
 
 
 @pytest.mark.parametrize(

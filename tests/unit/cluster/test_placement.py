@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.cluster.placement import ALONE, ask
+from pytest_nixl.cluster.placement import ALONE, placement_of_run
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice, RankPairing
 
@@ -40,7 +40,7 @@ JOB = {"JOB_COMPLETION_INDEX": "1"}
 def test_options_come_before_the_variables_of_a_launcher(
     make_settings: MakeSettings, options: dict[str, Any], environ: dict[str, str], message: str
 ) -> None:
-    placement = ask(make_settings(**options), environ)
+    placement = placement_of_run(make_settings(**options), environ)
     assert str(placement) == message
     assert placement.several is (placement.ranks > 1)
     assert placement.pairs == (
@@ -49,7 +49,7 @@ def test_options_come_before_the_variables_of_a_launcher(
 
 
 def test_a_run_without_options_and_launcher_has_one_rank(make_settings: MakeSettings) -> None:
-    assert replace(ask(make_settings(), {}), source=ALONE.source) == ALONE
+    assert replace(placement_of_run(make_settings(), {}), source=ALONE.source) == ALONE
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_what_contradicts_the_launcher_is_refused(
     make_settings: MakeSettings, options: dict[str, Any], environ: dict[str, str], fault: str
 ) -> None:
     with pytest.raises(pytest.UsageError, match=fault):
-        ask(make_settings(**options), environ)
+        placement_of_run(make_settings(**options), environ)

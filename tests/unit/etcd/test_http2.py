@@ -14,7 +14,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from pytest_nixl.etcd.proxy.connection import Http2, _messages
+from pytest_nixl.etcd.proxy.connection import Http2, _take_messages
 from pytest_nixl.etcd.proxy.request import Access, Request
 
 ANSWER = [(":status", "200"), ("content-type", "application/grpc")]
@@ -188,7 +188,7 @@ def test_only_whole_messages_are_taken_from_a_body() -> None:
     """A message has a byte that says whether it is compressed, and its length in four bytes."""
     partial = b"\0\1\0\0\0c"  # the begin of 16 MiB
     body = bytearray(b"\1\0\0\0\2ab" + b"\0\0\0\0\1c" + partial)
-    assert list(_messages(body)) == [b"ab", b"c"]
+    assert list(_take_messages(body)) == [b"ab", b"c"]
     assert body == partial
-    assert list(_messages(bytearray(5))) == [b""]
-    assert list(_messages(bytearray(4))) == []
+    assert list(_take_messages(bytearray(5))) == [b""]
+    assert list(_take_messages(bytearray(4))) == []

@@ -12,10 +12,10 @@ import pytest
 from helpers.efa_counters import PAYLOAD, read_efa_counters, recorded_run
 
 from pytest_nixl.core.units import MIB
-from pytest_nixl.model.device_counters import CountedDevice, Moved, difference, read_sysfs
+from pytest_nixl.model.device_counters import CountedDevice, MovedBytes, difference, read_sysfs
 
 
-def between(before: str, after: str) -> dict[str, Moved]:
+def between(before: str, after: str) -> dict[str, MovedBytes]:
     """Return what devices counted, from texts such as ``eth0 tx_bytes=9 rx_bytes=1``."""
     return difference(counted(before), counted(after))
 

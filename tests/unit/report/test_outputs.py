@@ -17,7 +17,7 @@ from helpers.cli_run import start as start_run
 
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.report.files import SCHEMA
+from pytest_nixl.report.files import VERDICT_SCHEMA
 
 pytestmark = pytest.mark.long
 
@@ -117,7 +117,7 @@ def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, ver
     codes, outputs, (first, second) = start(how, *LONG_LEASES).end()
     assert codes == [code, code], outputs
     for document in (first, second):
-        jsonschema.validate(document, json.loads(SCHEMA.read_text()), jsonschema.Draft202012Validator)
+        jsonschema.validate(document, json.loads(VERDICT_SCHEMA.read_text()), jsonschema.Draft202012Validator)
     for name in ("verdict", "gate", "warnings", "interrupted", "checks", "rows", "failing", "exit_code", "text"):
         assert first[name] == second[name]
     assert (first["verdict"], first["exit_code"], first["interrupted"]) == (verdict, code, "")

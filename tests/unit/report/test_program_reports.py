@@ -19,7 +19,7 @@ from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import REPORT_ENDINGS
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import write
+from pytest_nixl.report.files import write_report
 from pytest_nixl.report.junit import add_run_cases
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.completeness import completeness_of
@@ -39,7 +39,7 @@ RESULTS = (
 
 def written(report: RunReport, folder: Path) -> dict[str, Any]:
     """Write the verdict.json of a report, validate it, and return its contents."""
-    write(report, folder / "verdict.json")
+    write_report(report, folder / "verdict.json")
     return read_verdict_file(folder)
 
 

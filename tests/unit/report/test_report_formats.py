@@ -26,7 +26,7 @@ from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
 from pytest_nixl.report.charts import nice_step, value_axis
-from pytest_nixl.report.files import table, write
+from pytest_nixl.report.files import csv_text, write_report
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
@@ -81,7 +81,7 @@ def report() -> RunReport:
 @pytest.fixture(scope="module")
 def page(report: RunReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write(report, path)
+    write_report(report, path)
     return path
 
 
@@ -228,7 +228,7 @@ def test_a_record_with_wrong_steps_is_refused(steps: dict[str, float]) -> None:
 def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     run = parse_recorded(record("nixl:1", {}, results=[passed]), "x")
-    write(RunReport(run), tmp_path / "r.html")
+    write_report(RunReport(run), tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert "<strong>PASS</strong>" in text
     assert "<dd>0 measured</dd>" in text
@@ -255,7 +255,7 @@ def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
 
 
 def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_path: Path) -> None:
-    write(report, tmp_path / "m.prom")
+    write_report(report, tmp_path / "m.prom")
     families = {family.name: family for family in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert {name for name, metric_family in families.items() if metric_family.type != "gauge"} == {
         "nixl_latency_seconds"
@@ -291,7 +291,7 @@ def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path
     run = parse_recorded(record("image:1", {key("4KiB"): [1.0]}, results=[result]), "x")
     assert run.results == (result,)
     for name in ("r.html", "r.csv", "r.prom"):
-        write(RunReport(run), tmp_path / name)
+        write_report(RunReport(run), tmp_path / name)
     assert later in (tmp_path / "r.html").read_text()
     assert later in "\n".join(summary(RunReport(run)))
     shown = [line.text for line in lines([result], gate=False)]
@@ -302,13 +302,13 @@ def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     image = 'a"b\\nc\nd\\'
     run = parse_recorded(record(image, {key("4KiB"): [1.0]}), "x")
-    write(RunReport(run), tmp_path / "m.prom")
+    write_report(RunReport(run), tmp_path / "m.prom")
     families = {family.name: family for family in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert families["nixl_run_info"].samples[0].labels["image"] == image
 
 
 def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) -> None:
-    write(report, tmp_path / "t.csv")
+    write_report(report, tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
         table_rows = list(csv.DictReader(file))
     assert [line["row"] for line in table_rows] == list(map(str, report.run.rows))
@@ -321,7 +321,7 @@ def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) ->
 def test_each_column_of_the_table_has_its_value() -> None:
     data = record("image:1", {"UCX/READ/DRAM:VRAM/64KiB/batch8/depth4/2-5": [3.0, 1.0, 2.0]},
                   extra={"floor": 5e8, "ceiling": 9e9, "p50_us": 1.5, "p99_us": 4.0})  # fmt: skip
-    [line] = csv.DictReader(io.StringIO(table(RunReport(parse_recorded(data, "r.json")))))
+    [line] = csv.DictReader(io.StringIO(csv_text(RunReport(parse_recorded(data, "r.json")))))
     values = {
         "image": "image:1", "backend": "UCX", "op": "READ", "memory": "DRAM:VRAM", "block_bytes": "65536", "batch": "8",
         "depth": "4", "pair": "2-5", "gigabytes_per_second": "2", "launches": "3 1 2", "p50_us": "1.5", "p99_us": "4",
@@ -336,9 +336,9 @@ def test_the_summary_of_a_step_names_failures_and_escapes_markup(report: RunRepo
     assert "<script" not in text
     assert "- **REGRESSED** " in text
     assert "  - Look at it." in text
-    table = [line for line in text.splitlines() if line.startswith("| UCX")]
-    assert len(table) == len(report.run.rows)
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {9}
+    csv_text = [line for line in text.splitlines() if line.startswith("| UCX")]
+    assert len(csv_text) == len(report.run.rows)
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in csv_text} == {9}
     assert "- versions ucx: 1.19.0 -&gt; 1.20.0" in text.replace(">", "&gt;")
 
 
@@ -459,11 +459,11 @@ def test_a_row_that_ended_in_an_error_is_among_the_rows_and_the_worst_stands_fir
     other = RowKey.parse("UCX/READ/DRAM:DRAM/1MiB/batch1/depth1/0-1")
     failed = Result("bandwidth", "t[READ]", Verdict.ERROR, "worker 1 ended by SIGSEGV", row=other)
     run = parse_recorded(record("image:1", {str(key): [5.0]}, results=(failed,)), "r.json")
-    [table] = re.findall(
+    [csv_text] = re.findall(
         r'<table class="sortable">.*?</table>', html_page(RunReport(run, chosen={"level": "quick"})), re.S
     )
-    assert re.findall(r'><td class="text (\w+)">(\S+)</td>', table) == [("fail", "ERROR"), ("soft", "–")]
-    assert table.index(other.short) < table.index(key.short)
+    assert re.findall(r'><td class="text (\w+)">(\S+)</td>', csv_text) == [("fail", "ERROR"), ("soft", "–")]
+    assert csv_text.index(other.short) < csv_text.index(key.short)
 
 
 def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path
         for rates, classes in (((10.0, 10.0, 10.0), ()), ((10.0, 3.0, 2.3), pass_of))
     )  # fmt: skip
     path = tmp_path / "report.html"
-    write(RunReport(now, compare_runs(before, now, 0.05)), path)
+    write_report(RunReport(now, compare_runs(before, now, 0.05)), path)
     text = path.read_text()
     drawn = re.findall(r'<td class="bar">.*?<circle class="point \w+" cx="([\d.]+)"', text)
     assert len(set(drawn)) == 3

@@ -14,9 +14,9 @@ from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.table import lines
-from pytest_nixl.session.selection import checks_of_suites
+from pytest_nixl.session.selection import check_ids_by_suite
 
-CHECKS = sorted({check for checks in checks_of_suites().values() for check in checks})
+CHECKS = sorted({check for checks in check_ids_by_suite().values() for check in checks})
 
 
 def pages(check: str, finding: str = "") -> list[str]:

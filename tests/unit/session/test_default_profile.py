@@ -11,7 +11,7 @@ from helpers.cli_run import BANDWIDTH, run
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile, read_product
-from pytest_nixl.session.gate import silence
+from pytest_nixl.session.gate import silent_profile
 
 
 def host(root: Path, *devices: str, product: str = "") -> Path:
@@ -74,7 +74,7 @@ def test_some_profiles_expect_nothing() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", [SILENT[0], *(pytest.param(name, marks=pytest.mark.whole) for name in SILENT[1:])])
 def test_a_profile_that_expects_nothing_is_reported_in_the_header(name: str) -> None:
-    assert silence(load_profile(name)).startswith(f"the profile {name!r} has no [[expect]]")
+    assert silent_profile(load_profile(name)).startswith(f"the profile {name!r} has no [[expect]]")
     done = run("suites/infrastructure/test_etcd.py", "--collect-only", f"--nixl-profile={name}")
     assert f"the profile {name!r} has no [[expect]]" in done.output
     assert "pytest-nixl profile learn" in done.output

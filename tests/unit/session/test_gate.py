@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import ROOT, bandwidth, profile, run
 
-from pytest_nixl.session.selection import ON_REQUEST, checks_of_suites, suite_checks
+from pytest_nixl.session.selection import ON_REQUEST, check_ids_by_suite, suite_checks
 
 pytestmark = pytest.mark.long
 
@@ -29,7 +29,7 @@ def test_a_single_suite_passes_on_a_healthy_machine_and_names_the_other_suites()
     assert "MISSING" not in done.output
     verdict = re.search(r"^NIXL gate: PASS.*suites not selected: (.*)\)$", done.output, re.MULTILINE)
     assert verdict is not None, done.output
-    assert set(verdict[1].split(", ")) == set(checks_of_suites()) - {"infrastructure", *ON_REQUEST}
+    assert set(verdict[1].split(", ")) == set(check_ids_by_suite()) - {"infrastructure", *ON_REQUEST}
     assert done.code == 0
 
 

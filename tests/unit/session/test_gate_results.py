@@ -15,7 +15,7 @@ from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.gate import failed, missed, refuse_accidents, unchecked
+from pytest_nixl.session.gate import failing_results, missing_results, refuse_accidents, unchecked_requests
 from pytest_nixl.session.requested_links import requested_links, requested_rows
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.selection import _LEFT_OUT
@@ -67,7 +67,7 @@ def keys(settings: Settings, memory: MemoryPair | None = None) -> list[RowKey]:
 
 def messages(profile: Profile, run: Run) -> list[str]:
     """Return the check and the reason of everything that is missing."""
-    missing = missed(profile, run)
+    missing = missing_results(profile, run)
     assert {lack.verdict for lack in missing} <= {Verdict.MISSING}
     assert all(lack.remedy for lack in missing)
     return [f"{lack.check}: {lack.reason}" for lack in missing]
@@ -82,7 +82,7 @@ def test_nothing_is_missing_if_each_row_and_required_check_has_a_result(settings
 
 def test_a_requested_row_without_a_result_is_missing(settings: Settings) -> None:
     first, other = keys(settings)
-    missing = missed(profile(), a_run(settings, row(first)))
+    missing = missing_results(profile(), a_run(settings, row(first)))
     assert [(lack.check, lack.row) for lack in missing] == [("bandwidth", other)]
     assert missing[0].reason.startswith(f"the requested row {other} was not measured")
 
@@ -124,7 +124,7 @@ def test_a_run_without_any_check_is_missing_as_a_whole(settings: Settings) -> No
 @pytest.mark.parametrize("required", [(), ("mine",)])
 def test_a_check_without_parameters_is_missing_once(settings: Settings, required: tuple[str, ...]) -> None:
     empty = result("mine", Verdict.NOT_APPLICABLE, "got empty parameter set ['number']")
-    [missing] = missed(profile(*required), a_run(settings, result("etcd-answers"), empty, suites=()))
+    [missing] = missing_results(profile(*required), a_run(settings, result("etcd-answers"), empty, suites=()))
     assert (missing.check, missing.nodeid) == ("mine", "test_mine")
 
 
@@ -134,14 +134,14 @@ def test_a_required_check_of_a_selected_suite_is_missing_if_it_did_not_run(setti
         f"{check}: the profile 'mine' requires the check {check!r}, which did not run"
         for check in ("nixl-loads", "of-a-user")
     ], "the suite of the third was not selected"
-    [former] = missed(profile("etcd-answers", "ranks-in-every-order"), run)
+    [former] = missing_results(profile("etcd-answers", "ranks-in-every-order"), run)
     assert (former.check, former.verdict) == ("ranks-in-every-order", Verdict.WARN)
     assert former.reason.endswith("which pytest-nixl no longer has")
 
 
 def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settings) -> None:
     run = a_run(settings, result("etcd-answers"), suites=("infrastructure",), **{"nixl-loads": "extended"})
-    [missing] = missed(profile("nixl-loads"), run)
+    [missing] = missing_results(profile("nixl-loads"), run)
     assert missing.reason.endswith(f"which is of level extended, and this run is of level {settings.level}")
     assert missing.remedy.startswith("give --nixl-level=extended")
     # It ran all the same: as a user's test.
@@ -153,14 +153,16 @@ def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Setti
     skipped = result("nixl-loads", Verdict.NOT_APPLICABLE, "no NIXL here")
     other_results = [result("etcd-answers"), skipped, replace(skipped, nodeid="test_other", reason="nor here")]
     run = a_run(settings, *other_results, suites=("infrastructure",))
-    [missing] = missed(profile("nixl-loads"), run)
+    [missing] = missing_results(profile("nixl-loads"), run)
     assert missing.reason.endswith("which was skipped: no NIXL here")
     assert missing.nodeid == "test_nixl-loads"
     assert missing.remedy.startswith("remove the reason for the skip; if this kind of machine")
     with_remedy = replace(skipped, remedy="give the container its GPUs")
-    [other] = missed(profile("nixl-loads"), a_run(settings, other_results[0], with_remedy, suites=("infrastructure",)))
+    [other] = missing_results(
+        profile("nixl-loads"), a_run(settings, other_results[0], with_remedy, suites=("infrastructure",))
+    )
     assert other.remedy.startswith("give the container its GPUs; if this kind of machine")
-    [partly] = missed(
+    [partly] = missing_results(
         profile("nixl-loads"), a_run(settings, *other_results, result("nixl-loads"), suites=("infrastructure",))
     )
     assert partly.reason.endswith("which was skipped in 2 of 3 tests: no NIXL here")
@@ -177,9 +179,9 @@ def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings,
         [row(key, Verdict.NOT_APPLICABLE, "VRAM needs a GPU", "get one") for key in keys(both, GPU)],
     )
     skipped[1] = replace(skipped[1], reason="no more memory", nodeid="test_other")
-    [missing] = missed(profile(), a_run(both, *host, *skipped))
+    [missing] = missing_results(profile(), a_run(both, *host, *skipped))
     # Without a gate, only an option asks for it by name.
-    assert unchecked(a_run(both, *host, *skipped)) == ([missing] if source == "option" else [])
+    assert unchecked_requests(a_run(both, *host, *skipped)) == ([missing] if source == "option" else [])
     assert missing.reason == f"VRAM:VRAM was requested ({requested}), but none of its 2 rows ran: VRAM needs a GPU"
     assert (missing.check, missing.remedy, missing.nodeid) == ("bandwidth", "get one", "test_bandwidth")
     ran = row(keys(both, GPU)[0])
@@ -197,8 +199,8 @@ def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings,
 
 def test_a_gate_fails_by_what_is_missing_or_failed(settings: Settings) -> None:
     every = [result(verdict.name, verdict) for verdict in Verdict]
-    plain = {failure.verdict for failure in failed(every, profile(), gate=False)}
-    gate = {failure.verdict for failure in failed(every, profile(), gate=True)}
+    plain = {failure.verdict for failure in failing_results(every, profile(), gate=False)}
+    gate = {failure.verdict for failure in failing_results(every, profile(), gate=True)}
     assert {Verdict.FAIL, Verdict.CORRUPT, Verdict.ERROR} <= plain < gate
     assert Verdict.MISSING in gate
     assert Verdict.PASS not in gate
@@ -280,8 +282,10 @@ def test_a_run_whose_checks_were_all_skipped_says_why_and_what_to_do(
     settings: Settings, skipped: list[tuple[str, str]], reason: str, remedy: str
 ) -> None:
     results = [result("bandwidth", Verdict.NOT_APPLICABLE, cause, remedy=do) for cause, do in skipped]
-    [missing] = unchecked(a_run(settings, *results))
+    [missing] = unchecked_requests(a_run(settings, *results))
     assert (missing.verdict, missing.reason) == (Verdict.MISSING, f"nothing was checked, because {reason}")
     assert missing.remedy == remedy
-    assert unchecked(a_run(settings, *results, result("bandwidth"))) == []
-    assert unchecked(a_run(settings, result("their-own", Verdict.NOT_APPLICABLE, "no GPU"))) == [], "a user's own test"
+    assert unchecked_requests(a_run(settings, *results, result("bandwidth"))) == []
+    assert unchecked_requests(a_run(settings, result("their-own", Verdict.NOT_APPLICABLE, "no GPU"))) == [], (
+        "a user's own test"
+    )

@@ -13,7 +13,7 @@ from helpers.pytester_run import run_pytest
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.model.settings import LEVELS
-from pytest_nixl.session.selection import checks_of_suites, suite_checks
+from pytest_nixl.session.selection import check_ids_by_suite, suite_checks
 from pytest_nixl.store.record_reader import OURS, parse_recorded
 
 TESTS = """
@@ -56,7 +56,7 @@ def test_checks_have_every_level() -> None:
 
 def test_a_quick_run_examines_the_machine_and_its_endpoints() -> None:
     quick = {check for check, level in LEVEL_OF.items() if level == "quick"}
-    assert quick > checks_of_suites()["infrastructure"]
+    assert quick > check_ids_by_suite()["infrastructure"]
     assert quick >= {"endpoints-well-formed", "endpoints-publish", "metadata-by-etcd", "bandwidth"}
 
 

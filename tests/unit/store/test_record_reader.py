@@ -22,7 +22,7 @@ from pytest_nixl import cli
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import metrics, table
+from pytest_nixl.report.files import csv_text, metrics_text
 from pytest_nixl.report.github import workflow_commands
 from pytest_nixl.report.history import courses, lines, of_one_machine
 from pytest_nixl.report.page import page
@@ -202,7 +202,7 @@ def used(run: RecordedRun, earlier_runs: list[RecordedRun]) -> None:
     text = "\n".join([*reasons, *(line.text for line in lines(runs_used, courses(runs_used)))])
     for before, now in ((earlier_runs[0], run), (run, earlier_runs[0])):
         report = RunReport(now, compare_runs(before, now, 0.05), tuple(runs))
-        text += page(report) + table(report) + metrics(report) + "".join(workflow_commands(report))
+        text += page(report) + csv_text(report) + metrics_text(report) + "".join(workflow_commands(report))
     text.encode()
 
 

@@ -119,8 +119,11 @@ def _index_out_of_range(scene: PeerScene) -> Generator[None, None, None]:
     scene.agent.make_prepped_xfer("WRITE", local, [0], remote, [1])
 
 
-def _large(scene: PeerScene, count: int = 1) -> list[Any]:
-    """Return handles of transfers of the same bytes, each of which is in flight for a while after it is posted."""
+def _large_transfers(scene: PeerScene, count: int = 1) -> list[Any]:
+    """Register 64 MiB on both sides, and return handles of transfers of them that are not posted.
+
+    Each is in flight for a while after it is posted.
+    """
     source, target = scene.buffer(64 << 20), scene.buffer(64 << 20)
     for agent, buffer in ((scene.agent, source), (scene.peer, target)):
         agent.register_memory(scene.regions(buffer, size=buffer.size))
@@ -129,7 +132,7 @@ def _large(scene: PeerScene, count: int = 1) -> list[Any]:
 
 
 def _posted_twice(scene: PeerScene) -> Generator[None, None, None]:
-    (handle,) = _large(scene)
+    (handle,) = _large_transfers(scene)
     yield
     scene.agent.transfer(handle)
     try:
@@ -139,7 +142,7 @@ def _posted_twice(scene: PeerScene) -> Generator[None, None, None]:
 
 
 def _released_in_flight(scene: PeerScene) -> Generator[None, None, None]:
-    handles = _large(scene, RELEASES)
+    handles = _large_transfers(scene, RELEASES)
     scene.agent.register_memory(scene.regions(scene.source))
     yield
     for handle in handles:
