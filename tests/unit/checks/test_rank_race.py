@@ -260,7 +260,7 @@ class TestAmplified:
     def test_a_claim_that_looked_for_its_rank_after_another_had_it_proves_nothing(
         self, path: EtcdProxy, direct: EtcdClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(race, "_STEP", 0.1)
+        monkeypatch.setattr(race, "_NEXT_WRITE_SECONDS", 0.1)
         helpers = "helpers.race_functions:present_then_"
         subject = Mixed(f"{helpers}late", f"{helpers}early")
         done = amplify(path, direct, subject, 2, group="/r/")

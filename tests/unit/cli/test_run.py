@@ -327,7 +327,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: p
 def test_a_package_without_suites_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pytest_nixl.cli.run.checks_of_suites", dict)
+    monkeypatch.setattr("pytest_nixl.cli.run.check_ids_by_suite", dict)
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 2
     assert "install pytest-nixl whole, or run this command in a clone" in capsys.readouterr().err
 
