@@ -47,7 +47,15 @@ def test_at_most_32_pairs_are_measured(ranks: int, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("rates", "index"),
-    [([4, 4, 4, 2], None), ([4, 4, 4, 1.99], 3), ([1, 4, 4], 0), ([4], None), ([1, 4], 0), ([2, 4, 4, 4], None)],
+    [
+        ([4, 4, 4, 2], None),
+        ([4, 4, 4, 1.99], 3),
+        ([1, 4, 4], 0),
+        ([4], None),
+        ([1, 4], 0),
+        ([2, 4, 4, 4], None),
+        ([3, 4, 4, 9], None),
+    ],
 )
 def test_a_link_starves_below_half_of_the_median(rates: list[float], index: int | None) -> None:
     assert starving(rates) == index
@@ -84,13 +92,12 @@ def link(pair: tuple[int, int], measure: Callable[..., Any] | None = None) -> An
 def test_a_wrong_byte_is_named_with_its_link() -> None:
     names = ["a", "b", "c"]
     assert corrupt("rows", names, [samples()] * 3) is None
-    judgement = corrupt(
-        "rows", names, [samples(), samples(corruption="3 bytes are wrong"), samples(corruption="other")]
-    )
-    assert judgement is not None
-    assert judgement.verdict is Verdict.CORRUPT
-    assert judgement.reason == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
-    assert judgement.remedy == "run that pair alone; check the memory and NICs of both hosts"
+    for last in ([], [samples(corruption="other")]):
+        judgement = corrupt("rows", names, [samples(), samples(corruption="3 bytes are wrong"), *last])
+        assert judgement is not None
+        assert judgement.verdict is Verdict.CORRUPT
+        assert judgement.reason == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
+        assert judgement.remedy == "run that pair alone; check the memory and NICs of both hosts"
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,23 @@ def test_what_the_runs_were_judged_is_said_where_a_profile_would_expect_it(
     assert "over cma: " in output
 
 
+def test_only_the_rows_and_transports_of_a_verdict_are_said_to_have_it(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.json" for number in range(3)]
+    rows = {LARGE: 10.0, str(KEY): 10.0, str(KEY).replace("64KiB", "4KiB"): 10.0}
+    for path, transports in zip(paths, (("rc/mlx5_0", "tcp/eth0"), ("rc/mlx5_1",), ("dc/mlx5_0",)), strict=True):
+        bad = dict.fromkeys([str(KEY), str(KEY).replace("64KiB", "4KiB")], Verdict.IMPLAUSIBLE)
+        record_of(path, rows, *transports, bad=bad)
+    text, remarks = learned_profile("mine", paths)
+    assert [expectation.transports for expectation in parse_profile(text.encode(), "mine").expectations] == [
+        ("rc", "tcp", "dc")
+    ] * 3
+    assert remarks == [
+        f"{path}: 2 of 3 rows had the verdict IMPLAUSIBLE, such as {KEY}; this profile expects the same, over rc and "
+        "tcp and dc: if that is wrong, measure again"
+        for path in paths
+    ]
+
+
 @pytest.mark.long
 def test_runs_of_the_suite_give_a_profile_that_the_suite_can_use(tmp_path: Path) -> None:
     runs = [str(tmp_path / f"run{number}.json") for number in range(3)]

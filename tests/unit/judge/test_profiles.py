@@ -163,6 +163,7 @@ SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1,
     [
         ('flor = "1 GB/s"', "flor: unknown key (did you mean floor?): expected backend, op, memory, blocks"),
         ("Floor = 1", "Floor: unknown key (did you mean floor?): expected backend"),
+        ("FLOOR = 1", "FLOOR: unknown key (did you mean floor?): expected backend"),
         ('floor = "12 Gb"', f"floor: '12 Gb' has the wrong unit 'Gb': {RATES}"),
         ('floor = "5 us"', f"floor: '5 us' has the wrong unit 'us': {RATES}"),
         ('floor = "5"', f"floor: '5' has no unit: {RATES}"),
@@ -181,6 +182,7 @@ SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1,
         ('p99 = "7"', f"p99: '7' has no unit: {TIMES}"),
         ("p99 = 7", f"p99: the bare number 7, not a text: {TIMES}"),
         ('p99 = "0 ms"', f"p99: '0 ms' is not above zero: {TIMES}"),
+        ('raw = " 0.5 "\nop = ["COPY"]', "op: 'COPY' is not an operation: expected a list of WRITE or READ"),
         ('op = ["WRITE", "COPY"]', "op: 'COPY' is not an operation: expected a list of WRITE or READ"),
         ('op = "WRITE"', "op: a text, not a list: expected a list of WRITE or READ"),
         ("op = []", "op: an empty list: expected a list of WRITE or READ"),
@@ -521,6 +523,8 @@ def test_the_transports_of_a_backend_are_those_of_its_expectations() -> None:
     assert loaded.transports("UCX") == (("cma",), ("tcp",))
     assert loaded.transports("GDS") == (("nvme",), ("tcp",))
     assert loaded.transports("POSIX") == (("tcp",),)
+    last = profile(f'{BASE}backend = ["UCX"]', 'backend = ["GDS"]\ntransports = ["nvme"]\nsource = "s"')
+    assert last.transports("GDS")[-1] == ("nvme",)
 
 
 @pytest.mark.parametrize(

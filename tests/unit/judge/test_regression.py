@@ -57,6 +57,26 @@ def test_an_invalid_bandwidth_is_refused(before: list[float], now: list[float]) 
 def test_the_number_of_launches_needed_is_known() -> None:
     assert [round(least_p(count, count), 4) for count in (3, 5, 7)] == [0.05, 0.004, 0.0003]
     assert [launches_for(before, 7) for before in (1, 2, 3, 4, 5, 7)] == [None, None, None, 6, 5, 4]
+    assert (launches_for(5, 5), launches_for(5, 4)) == (5, None)
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 7), (7, 4), (5, 6)])
+def test_p_is_that_of_scipy_whatever_the_numbers_of_launches(before: int, now: int) -> None:
+    values = numpy.random.default_rng(before).permutation(numpy.linspace(1, 2, before + now))
+    for factor in (0.7, 0.9, 1.1, 1.3):
+        sides = values[:before].tolist(), (factor * values[before:]).tolist()
+        side = "less" if numpy.median(sides[1]) < numpy.median(sides[0]) else "greater"
+        expected = mannwhitneyu(sides[1], sides[0], alternative=side, method="exact").pvalue
+        assert compare_launches(*sides, 0.05).p == pytest.approx(expected)
+
+
+def test_one_row_that_regressed_or_is_suspect_decides_against_the_pool() -> None:
+    same, lost = compare_launches(QUIET, QUIET, 0.05), compare_launches(QUIET, scaled(0.5), 0.05)
+    assert (same.verdict, lost.verdict) == (Verdict.UNCHANGED, Verdict.REGRESSED)
+    for rows in ({"a": lost, "b": same}, {"a": same, "b": lost}):
+        assert RegressionTest(same, rows).verdict is Verdict.REGRESSED
+    assert RegressionTest(same, {"a": same}, frozenset("a")).verdict is Verdict.INCONCLUSIVE
+    assert RegressionTest(same, {"a": same}).verdict is Verdict.UNCHANGED
 
 
 def test_the_interval_agrees_with_published_tables() -> None:

@@ -195,6 +195,10 @@ def test_a_first_baseline_is_told_to_be_as_good_as_its_launches_are() -> None:
         False,
     )
     assert steadiness(run("a:1", {KEY: [1.0]}).rows) == ("each row has one launch, so its spread is not known", True)
+    for rows in ({KEY: [1.0], **wide}, {key("4KiB"): [1.0], **wide}, {**wide, key("4KiB"): [1.0]}):
+        assert "is not known" not in steadiness(run("a:1", rows).rows)[0]
+    few = {key("4KiB"): [1.0, 1.1], KEY: [1.0]}
+    assert "is not known" not in steadiness(run("a:1", few).rows)[0]
 
 
 def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
@@ -209,7 +213,53 @@ def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
 def test_a_row_of_the_baseline_without_a_measurement_is_missing() -> None:
     before = run("a:1", {KEY: QUIET, key("1MiB"): QUIET})
     message = reasons(compare_runs(before, run("a:2", {KEY: QUIET}), 0.05))
-    assert f"the row {key('1MiB')} of a:1 is missing in this run" in message[Verdict.MISSING]
+    assert message[Verdict.MISSING] == (
+        f"the row {key('1MiB')} of a:1 is missing in this run: it was not measured, or its key changed\n"
+        "Measure the rows of the baseline, or record a new baseline if this row is no longer wanted."
+    )
+
+
+def with_transports(image: str, rows: dict[str, list[float]], over: dict[str, list[str]], **facts: Any) -> RecordedRun:
+    data = record(image, rows, **facts)
+    for benchmark in data["benchmarks"]:
+        benchmark["extra_info"]["transports"] = over[benchmark["fullname"]]
+    return parse_recorded(data, f"{image}.json")
+
+
+def test_rows_that_failed_alike_are_one_result_and_one_row_is_named() -> None:
+    small, large, corrupt = key("4KiB"), key("1MiB"), key("2MiB")
+    old = {small: [2.0] * 5, large: [9.0] * 5, corrupt: QUIET, key("8KiB"): QUIET}
+    wrong = [Result("bandwidth", "x", Verdict.WRONG_TRANSPORT, "r", remedy, row=RowKey.parse(name))
+             for name, remedy in ((small, "a"), (large, "a"), (key("8KiB"), "b"))]  # fmt: skip
+    bad = Result("bandwidth", "x", Verdict.CORRUPT, "r", row=RowKey.parse(corrupt))
+    before = with_transports(
+        "a:1", old, {name: ["dc" if name == small else "rc"] for name in old}, environment={"HOME": "/x"}
+    )
+    now = with_transports(
+        "a:2", {**old, small: [1.0] * 5, large: [4.0] * 5}, {name: ["cma" if name == large else "tcp"] for name in old},
+        results=[*wrong, bad], environment={"UCX_TLS": "tcp"},
+    )  # fmt: skip
+    cause = "UCX_TLS=tcp is set in this run, and was not set before; "
+    alone = key("8KiB")
+    results = compare_runs(before, now, 0.05).results
+    assert [(str(result.verdict), result.subject, result.reason, result.remedy) for result in results] == [
+        ("WRONG-TRANSPORT", "rows that are WRONG-TRANSPORT", f"{cause}2 rows went over tcp or cma instead of dc or rc "
+         "as in a:1: 1 to 4 GB/s after 2 to 9 GB/s", "a"),
+        ("MISSING", corrupt, f"{corrupt} of a:1 cannot be compared with this run, in which the verdict is CORRUPT",
+         "Follow the remedy of that verdict."),
+        ("WRONG-TRANSPORT", alone, f"{cause}{alone} went over tcp instead of rc as in a:1: 1 GB/s after 1 GB/s", "b"),
+    ]  # fmt: skip
+
+
+def test_rows_of_other_programs_are_not_compared() -> None:
+    rows = {KEY: QUIET, str(ROW.measured_by("nixlbench")): QUIET}
+    results = compare_runs(
+        run("a:1", rows), run("a:2", {**rows, str(ROW.measured_by("nixlbench")): LOST}), 0.05
+    ).results
+    assert [(result.verdict, result.subject) for result in results] == [(Verdict.UNCHANGED, "")]
+    for rows_before, rows_now in ((rows, {KEY: QUIET}), ({KEY: QUIET}, rows)):
+        compared = compare_runs(run("a:1", rows_before), run("a:2", rows_now), 0.05)
+        assert [result.verdict for result in compared.results] == [Verdict.UNCHANGED]
 
 
 def test_a_row_with_a_changed_key_is_missing_and_new() -> None:
