@@ -102,6 +102,11 @@ def test_a_failed_pair_has_the_judgement_of_its_row_and_the_last_rank_may_be_its
         "the culprits are rank 0 on node-0 (its interface) and rank 1 on node-1 (its interface), or rank 2 on node-2, "
         "because both were measured with it (rank 0 with rank 2: (0, 2); rank 1 with rank 2: (1, 2))"
     )
+    for verdicts in ((Verdict.INCONCLUSIVE, Verdict.PASS), (Verdict.PASS, Verdict.INCONCLUSIVE)):
+        tried = [RetestResult(key, Judgement(verdict, "r")) for key, verdict in zip(trials, verdicts, strict=True)]
+        assert blame(failed, tried, NAMES)[1].startswith(
+            "which of rank 0 on node-0 and rank 1 on node-1 is the culprit"
+        )
 
 
 @pytest.mark.parametrize(("name", "most", "chosen"), [("batch", 64, 1 << 20), ("depth", 64, 1 << 20)])
