@@ -67,9 +67,9 @@ class Matrix:
         return sorted(mutant for mutant, killers in self.killers.items() if not killers)
 
 
-def test_files(paths: Iterable[str], below: str) -> list[str]:
-    """Return the test files near some paths of the package, of those below a folder."""
-    return [file for file in near.near(paths) if Path(file).is_relative_to(below)]
+def test_files(paths: Iterable[str], folders: Sequence[str]) -> list[str]:
+    """Return the test files near some paths of the package, of those below some folders."""
+    return [file for file in near.near(paths) if any(map(Path(file).is_relative_to, folders))]
 
 
 def reaching(mutant: Mutant, covering: Covering, nearest: Sequence[str], most: float) -> Change:

@@ -326,7 +326,7 @@ def fill_matrix(chosen: Sequence[Mutant], options: argparse.Namespace) -> int:
     earlier = matrix.Matrix.read(file)
     remaining = [mutant for mutant in chosen if mutant not in earlier.killers and mutant not in earlier.untried]
     print(f"{len(remaining)} of them are not in {file}", flush=True)
-    files = matrix.test_files(options.paths, options.tests)
+    files = matrix.test_files(options.paths, options.tests.split())
     if not remaining or not files:
         return 0 if files else 2
     with tempfile.TemporaryDirectory() as folder:
