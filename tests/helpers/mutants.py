@@ -16,7 +16,7 @@ first run: only the nearest short tests are tried.
 
 ``--matrix`` runs all tests that reach a change, without stopping at the first that fails, and appends who kills what to
 a file outside the clone, of changes of both kinds; the same command goes on where it was ended. Most changes take a
-tenth of a second, because no Python is started for them (``swapped``). If the tests of a change take longer than
+fraction of a second, because no Python is started for them (``swapped``). If the tests of a change take longer than
 ``--most`` seconds, the slowest of them run only until one fails. With ``--stop``, one that fails is enough, which tells
 whether a reduced set of tests still kills all. ``--cover`` reads such a file: it prints the changes that live, and by a
 greedy weighted set cover the tests that kill nothing that the others do not kill.

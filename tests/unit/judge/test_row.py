@@ -491,6 +491,13 @@ def test_another_launch_is_needed_while_it_could_decide(values: tuple[float, ...
     assert another_launch(launches(*values), FLOOR) is more
 
 
+def test_a_launch_that_others_disturbed_asks_for_another_one() -> None:
+    disturbed = replace(launches(0.5, 0.5, 0.5), contention=(0.0, 0.0, 0.4))
+    assert another_launch(disturbed, FLOOR) is True
+    assert another_launch(replace(disturbed, contention=(0.0,) * 3), FLOOR) is False
+    assert judge(disturbed, FLOOR).verdict is Verdict.INCONCLUSIVE
+
+
 @pytest.mark.parametrize(
     ("expectation", "bandwidth"),
     [
@@ -625,8 +632,12 @@ def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, tra
 
 
 @pytest.mark.parametrize("accepted", [("tcp",), ("rc_mlx5", "dc_mlx5")])
-def test_ranks_that_share_a_host_are_named_where_the_profile_is_for_two(accepted: tuple[str, ...]) -> None:
-    judgement = judge(replace(samples(2), hosts=("node-a", "node-a")), replace(FULL, transports=accepted))
+@pytest.mark.parametrize("transports", [("cma/memory",), ("cuda_ipc/cuda",), ("cuda_ipc", "cma/memory")])
+def test_ranks_that_share_a_host_are_named_where_the_profile_is_for_two(
+    accepted: tuple[str, ...], transports: tuple[str, ...]
+) -> None:
+    row = replace(samples(2, transports=transports), hosts=("node-a", "node-a"))
+    judgement = judge(row, replace(FULL, transports=accepted))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert judgement.reason.endswith(
         ": both ranks are on one host, node-a, and this profile is for rows between two hosts"
@@ -655,6 +666,7 @@ def test_a_profile_for_one_host_is_named_between_two() -> None:
         (("a", "b"), "tcp/eth0", ("cma", "rc_mlx5")),
         (("a", "a"), "tcp/eth0", ("rc_mlx5",)),
         (("a", "a"), "cma/memory", ("posix", "tcp")),
+        (("a", "b"), "cma/memory", ("rc_mlx5",)),
     ],
 )
 def test_other_wrong_transports_do_not_blame_the_placement(

@@ -12,7 +12,15 @@ from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.cli import main
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine, steadiness, wants_launch
+from pytest_nixl.judge.regression import Effect
+from pytest_nixl.judge.run_comparison import (
+    RunComparison,
+    change_text,
+    compare_runs,
+    refuse_other_machine,
+    steadiness,
+    wants_launch,
+)
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
@@ -249,6 +257,30 @@ def test_rows_that_failed_alike_are_one_result_and_one_row_is_named() -> None:
          "Follow the remedy of that verdict."),
         ("WRONG-TRANSPORT", alone, f"{cause}{alone} went over tcp instead of rc as in a:1: 1 GB/s after 1 GB/s", "b"),
     ]  # fmt: skip
+
+
+def test_a_row_that_lost_is_told_with_its_figures_and_with_transports_only_if_they_changed() -> None:
+    large, small = key("1MiB"), key("4KiB")
+    before = with_transports("a:1", {KEY: QUIET, large: QUIET, small: QUIET}, {KEY: ["rc"], large: ["rc"], small: []})
+    half = [0.5 * value for value in QUIET]
+    now = with_transports("a:1", {KEY: half, large: half, small: half}, {KEY: ["tcp"], large: ["rc"], small: ["tcp"]})
+    results = {result.subject: result for result in compare_runs(before, now, 0.05).results}
+    assert results[KEY].reason.startswith(f"{KEY} against a:1: 0.5 GB/s after 1 GB/s, over tcp after rc: -50.0 % (")
+    for name in (large, small):
+        assert results[name].reason.startswith(f"{name} against a:1: 0.5 GB/s after 1 GB/s: -50.0 % (")
+    assert results[KEY].remedy.startswith("Differences from a:1: nothing that is recorded. Measure the two images")
+    [same] = compare_runs(run("a:1", {KEY: QUIET, large: QUIET}), run("a:2", {KEY: QUIET, large: QUIET}), 0.05).results
+    assert same.reason.startswith("2 rows together against a:1: +0.0 % (")
+    [same] = compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {KEY: QUIET}), 0.05).results
+    assert same.reason.startswith(f"{KEY} against a:1: +0.0 % (")
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [((0.891, 0.904), "-10.0 % [-10.9, -9.6]"), (None, "-10.0 %"), ((0.9, 1.1), "-10.0 % [-10.0, +10.0]")],
+)
+def test_a_cell_has_the_change_and_its_interval(interval: tuple[float, float] | None, text: str) -> None:
+    assert change_text(Effect(Verdict.UNCHANGED, 0.9, interval, 0.5, 5, 5)) == text
 
 
 def test_rows_of_other_programs_are_not_compared() -> None:
