@@ -22,21 +22,6 @@ from pytest_nixl.model.verdicts import Verdict
 PATIENCE = 60
 
 
-@pytest.mark.parametrize(
-    ("ranks", "pairs"),
-    [
-        (1, []),
-        (2, [(0, 1)]),
-        (3, [(0, 1)]),
-        (4, [(0, 2), (1, 3)]),
-        (5, [(0, 2), (1, 3)]),
-        (6, [(0, 3), (1, 4), (2, 5)]),
-    ],
-)
-def test_pairs_share_no_rank(ranks: int, pairs: list[tuple[int, int]]) -> None:
-    assert disjoint(ranks) == pairs
-
-
 @pytest.mark.parametrize(("ranks", "count"), [(62, 31), (64, 32), (66, 32), (1000, 32)])
 def test_at_most_32_pairs_are_measured(ranks: int, count: int) -> None:
     pairs = disjoint(ranks)

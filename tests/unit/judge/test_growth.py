@@ -104,23 +104,8 @@ def test_a_value_is_smoothed_by_its_five_neighbours_on_each_side() -> None:
     assert _smoothed([3.0]) == [3.0]
 
 
-def test_a_line_has_its_slope_without_an_interval() -> None:
-    assert Slope.of([3.0 + 2 * number for number in range(10)]) == Slope(2, 2, 2)
-
-
 def test_places_are_the_steps() -> None:
     assert Slope.of([0, 20, 50, 60], [0, 2, 5, 6]).value == 10
-
-
-def test_one_outlier_does_not_move_it() -> None:
-    values = [float(number) for number in range(20)]
-    values[7] = 1e9
-    assert Slope.of(values).value == 1
-
-
-def test_one_step_is_no_growth() -> None:
-    slope = Slope.of([0.0] * 12 + [4096.0] * 12)
-    assert slope.low == 0
 
 
 def test_the_interval_has_the_order_statistics_that_sen_gives() -> None:

@@ -37,10 +37,6 @@ def test_each_size_of_change_has_its_verdict(factor: float, verdict: Verdict) ->
     assert effect.interval[0] < factor < effect.interval[1]
 
 
-def test_a_loss_with_overlapping_launches_is_inconclusive() -> None:
-    assert compare_launches([1.0, 1.2, 0.7, 1.1, 0.9], [0.8, 1.1, 0.6, 1.0, 0.9], 0.05).verdict is Verdict.INCONCLUSIVE
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_too_few_launches_prove_nothing(count: int) -> None:
     effect = compare_launches(QUIET[:count], scaled(0.1)[:count], 0.05)
@@ -154,11 +150,6 @@ def test_rows_with_different_keys_are_not_compared() -> None:
     assert list(compare_rows({"a": QUIET, "c": QUIET}, {"a": QUIET, "b": QUIET}, 0.05).rows) == ["a"]
 
 
-def test_constant_launches_are_unchanged() -> None:
-    same = {"a": [1.0] * 5, "b": [2.0] * 5}
-    assert compare_rows(same, same, 0.05).verdict is Verdict.UNCHANGED
-
-
 def test_one_launch_on_one_side_proves_nothing_of_several_rows() -> None:
     single, several = [[1.0], [2.0]], [[0.5, 0.51, 0.52], [1.0, 1.01, 1.02]]
     for before, now in ((single, several), (several, single), (single, single)):
@@ -188,14 +179,6 @@ def test_a_p_of_exactly_the_limit_proves_a_change(p: float, proven: bool) -> Non
     for now, verdict in ((1.0, Verdict.REGRESSED), (16.0, Verdict.IMPROVED)):
         effect = compare_launches([4.0] * 5, [now] * 5, 0.05, p=p)
         assert effect.verdict is (verdict if proven else Verdict.INCONCLUSIVE)
-
-
-@pytest.mark.parametrize("launches", [1, 2, 3])
-def test_too_few_launches_prove_nothing_however_large_the_change(launches: int) -> None:
-    effect = compare_launches([4.0] * launches, [1.0] * launches, 0.05)
-    assert effect.verdict is Verdict.INCONCLUSIVE
-    assert effect.unprovable
-    assert (effect.before, effect.now, effect.ratio) == (launches, launches, 0.25)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])

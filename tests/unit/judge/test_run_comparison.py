@@ -485,14 +485,6 @@ def test_the_table_has_a_column_for_each_run_and_ends_with_the_verdict(gate: boo
     assert shown[-1].outcome is ends
 
 
-def test_another_host_of_the_same_kind_is_compared_and_reported() -> None:
-    before, now = run("a:1", {KEY: QUIET}, name="node-1"), run("a:2", {KEY: QUIET}, name="node-2")
-    refuse_other_machine(before, now)
-    shown = [line.text for line in lines(compare_runs(before, now, 0.05), gate=False)]
-    assert "changed: host name: node-1 -> node-2" in shown
-    assert shown[1].endswith("on the host node-1")
-
-
 def test_variables_that_steer_transports_are_kept_without_secrets() -> None:
     environ = {
         "UCX_TLS": "rc", "FI_PROVIDER": "efa", "HOME": "/root", "NIXL_IMAGE": "a:1", "NIXL_API_KEY": "hunter2",
@@ -530,14 +522,6 @@ def test_provenance_can_be_stored_and_compared() -> None:
         "versions nixl: 1.5.1 -> 1.6.0",
         "UCX_TLS=rc was set before, and is not set in this run",
     ]
-
-
-def test_a_renamed_test_is_found_by_its_key() -> None:
-    """A row is identified by its key, not by the name of the test that measured it."""
-    data = record("a:1", {KEY: QUIET})
-    data["benchmarks"][0] |= {"fullname": "tests/test_old_name.py::test_it", "name": "test_it"}
-    compared = compare_runs(parse_recorded(data, "old"), run("a:2", {KEY: QUIET}), 0.05)
-    assert compared.comparison.verdict is Verdict.UNCHANGED
 
 
 def test_a_command_without_scipy_names_the_package_to_install(
