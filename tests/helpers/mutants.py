@@ -329,7 +329,7 @@ def fill_matrix(chosen: Sequence[Mutant], options: argparse.Namespace) -> int:
     files = matrix.test_files(options.paths, options.tests.split())
     if not remaining or not files:
         return 0 if files else 2
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tests = Tests(Path(folder), options.jobs)
         covering = tests.covering(files, options.jobs)
         if covering is None:
