@@ -271,6 +271,13 @@ def test_every_part_of_the_key_selects_the_expectation(key: RowKey) -> None:
     assert exact.expectation(replace(KEY, pair=(3, 7))) is exact.expectations[0]
     assert exact.expectation(key) is None
     assert profile(BASE).expectation(key) is not None
+    for name, other in (("batch", replace(KEY, batch=1, depth=8)), ("depth", replace(KEY, batch=8, depth=1))):
+        alone = profile(f"{BASE}{name} = [8]")
+        assert alone.expectation(replace(KEY, batch=8, depth=8)) is not None
+        assert alone.expectation(other) is None
+    both = profile(f"{BASE}batch = [8]\ndepth = [2]")
+    assert both.expectation(replace(KEY, batch=8, depth=2)) is not None
+    assert both.expectation(replace(KEY, batch=2, depth=8)) is None
 
 
 def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
