@@ -158,6 +158,12 @@ def _functions(file: str) -> Mapping[str, tuple[int, bool]]:
     return results
 
 
+def exists(function: str) -> bool:
+    """Return whether a test function has not been left out since."""
+    file, _, name = function.partition("::")
+    return Path(file).exists() and name in _functions(file)
+
+
 def lines_of(function: str) -> int:
     """Return the lines of a test function."""
     file, _, name = function.partition("::")
@@ -200,7 +206,7 @@ def not_needed(matrix: Matrix, keep: str = "(?!)") -> tuple[list[str], list[str]
 
     :param keep: an expression for the names of tests that are kept.
     """
-    tests: dict[str, set[Mutant]] = {name: set() for name in matrix.tests if Path(name.partition("::")[0]).exists()}
+    tests: dict[str, set[Mutant]] = {name: set() for name in matrix.tests if exists(function_of(name))}
     for mutant, killers in matrix.killers.items():
         for name in killers & set(tests):
             tests[name].add(mutant)
