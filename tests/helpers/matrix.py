@@ -3,8 +3,8 @@
 
 A line of the file is the outcome of a change, ``{"mutant", "way", "killers", "ran", "reach"}``, or a test, ``{"test",
 "seconds", "elsewhere"}``. The way is ``swapped`` (``swapped`` put the code into the functions), ``imported`` (the tests
-imported the changed module) or ``none``: no test in this process reaches the line, so nothing was tried. A test whose
-lines run ``elsewhere``, in a process that it starts, can notice what was not tried: it is always needed, and so is one
+imported the changed module) or ``none``: only processes that tests start reach the line, so nothing was tried. A test
+whose lines run ``elsewhere``, in such a process, can notice what was not tried: it is always needed, and so is one
 whose values hypothesis makes.
 """
 
@@ -83,6 +83,8 @@ def reaching(mutant: Mutant, covering: Covering, nearest: Sequence[str], most: f
     line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
     names = lines.get(line) or set().union(*lines.values())
     at_import = mutant.line in covering.imported.get(mutant.module, ())
+    if not line and not at_import and covering.elsewhere.get(mutant.module, {}).get(mutant.line):
+        return Change(mutant, [], 0)  # only a process that a test starts runs it
     if not line and nearest:
         near_names = {name for name in names if name.partition("::")[0] in nearest}
         names = near_names or {name for name in covering.seconds if name.partition("::")[0] in nearest}

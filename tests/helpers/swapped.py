@@ -344,6 +344,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         kept = [name for name in change.tests if name in good]
         change.all_of_them = 0 if work.stop else sum(name in good for name in change.tests[: change.all_of_them])
         change.tests = kept
+        if not kept:
+            record(work, change, "none", Outcomes())
+            continue
         swaps = functions.swaps(change.mutant)
         if swaps is None:
             left.append(change)
@@ -404,9 +407,6 @@ def main() -> NoReturn:
     gc.collect()
     gc.freeze()
     for change in work.changes:
-        if not change.tests:
-            record(work, change, "none", Outcomes())
-            continue
         limit = 30 + LATE_TIMES * sum(work.seconds.get(name, 1.0) for name in change.tests)
         run: Any = functools.partial(_import_changed, change=change, work=work)
         record(work, change, "imported", in_child(run, change.tests, limit))
