@@ -66,6 +66,14 @@ def test_p_is_that_of_scipy_whatever_the_numbers_of_launches(before: int, now: i
         assert compare_launches(*sides, 0.05).p == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.5, Verdict.IMPROVED), (0.5, Verdict.REGRESSED)])
+def test_p_of_a_row_among_others_counts_the_orders_in_which_any_row_is_as_extreme(
+    factor: float, verdict: Verdict
+) -> None:
+    effect = compare_rows({"a": QUIET, "b": QUIET}, {"a": scaled(factor), "b": QUIET}, 0.05).rows["a"]
+    assert (effect.verdict, effect.p) == (verdict, pytest.approx(1 / math.comb(10, 5)))
+
+
 def test_one_row_that_regressed_or_is_suspect_decides_against_the_pool() -> None:
     same, lost = compare_launches(QUIET, QUIET, 0.05), compare_launches(QUIET, scaled(0.5), 0.05)
     assert (same.verdict, lost.verdict) == (Verdict.UNCHANGED, Verdict.REGRESSED)
