@@ -510,6 +510,8 @@ def test_the_image_comes_from_its_setting_the_environment_or_the_downward_api(tm
     assert image_of("a:2@sha256:77", environ).digest == "sha256:77"
     assert image_of("a:2", {**environ, "NIXL_IMAGE_DIGEST": "sha256:88"}).digest == "sha256:88"
     assert str(image_of("a:2@sha256:0123456789abcdef", {})) == "a:2 (0123456789ab)"
+    (tmp_path / "annotations").write_text('x="pytest-nixl/image=\\"no\\""\npytest-nixl/image="a \\"b\\"\\\\c"')
+    assert image_of("", environ).reference == 'a "b"\\c', "the last line, with what the kubelet escapes"
 
 
 def test_provenance_can_be_stored_and_compared() -> None:
