@@ -2,6 +2,8 @@
 """Change a seeded sample of the package and the suites, one place at a time, and count the changes that tests notice.
 
 ``python -m helpers.mutants [--sample=N] [--seed=N] [--least=PERCENT] [--operators] [--quick] [--near] [PATH…]``
+``python -m helpers.mutants --matrix=FILE [--sample=N] [--seed=N] [--operators] [--most=SECONDS] [--stop] [PATH…]``
+``python -m helpers.mutants --cover=FILE [--keep=EXPRESSION]``
 
 ``mutations`` makes the changes, as many of each kind: those of meaning, or with ``--operators`` those of operators. One
 run of the unit tests tells which tests run which line: coverage.py sees their own process, and ``child_lines`` those
@@ -11,6 +13,13 @@ tests that take long run. It has died when a test fails, or takes far longer tha
 
 Changes are tried in no order, so that the outcomes of a run that was ended are a sample, too. ``--near`` saves the
 first run: only the nearest short tests are tried.
+
+``--matrix`` runs all tests that reach a change, without stopping at the first that fails, and appends who kills what to
+a file outside the clone, of changes of both kinds; the same command goes on where it was ended. Most changes take a
+fraction of a second, because no Python is started for them (``swapped``). If the tests of a change take longer than
+``--most`` seconds, the slowest of them run only until one fails. With ``--stop``, one that fails is enough, which tells
+whether a reduced set of tests still kills all. ``--cover`` reads such a file: it prints the changes that live, and by a
+greedy weighted set cover the tests that kill nothing that the others do not kill.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -31,7 +40,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -39,7 +48,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from helpers import child_lines, near
+from helpers import child_lines, matrix, near
 from helpers.mutations import MEANING, OPERATORS, Mutant, Operator, mutants_of
 
 #: What is sampled, without three modules that need nvcc, torch and an account of Azure.
@@ -97,11 +106,15 @@ def tests_of(module: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Covering:
-    """Which tests run which line of which module, in their process or in another, and the seconds of each test."""
+    """Which tests run which line of which module, in their process or in another, and the seconds of each test.
+
+    :ivar imported: the lines that run before or between tests.
+    """
 
     lines: Mapping[str, Mapping[int, set[str]]]
     elsewhere: Mapping[str, Mapping[int, set[str]]]
     seconds: Mapping[str, float]
+    imported: Mapping[str, set[int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, data: Path, children: Path, times: Path, clone: Path) -> Covering:
@@ -122,18 +135,25 @@ class Covering:
             if case.find("failure") is not None or case.find("error") is not None:
                 failed.add(name)
                 print(f"left out, because it fails without any change: {name}", flush=True)
-        lines = {
-            file.removeprefix(f"{clone}/").removesuffix(".py"): {
-                line: {name.rpartition("|")[0] for name in names if name and "\n" not in name} - failed
-                for line, names in coverage.contexts_by_lineno(file).items()
-            }
+        contexts = {
+            file.removeprefix(f"{clone}/").removesuffix(".py"): coverage.contexts_by_lineno(file)
             for file in coverage.measured_files()
+        }
+        lines = {
+            module: {
+                line: {name.rpartition("|")[0] for name in names if name and "\n" not in name} - failed
+                for line, names in tests.items()
+            }
+            for module, tests in contexts.items()
+        }
+        imported = {
+            module: {line for line, names in tests.items() if "" in names} for module, tests in contexts.items()
         }
         elsewhere = {
             module: {line: names - failed for line, names in tests.items()}
             for module, tests in child_lines.read(children).items()
         }
-        return cls(lines, elsewhere, {name: taken for name, taken in seconds.items() if name not in failed})
+        return cls(lines, elsewhere, {name: taken for name, taken in seconds.items() if name not in failed}, imported)
 
     def tests(self, mutant: Mutant) -> tuple[list[str], float]:
         """Return the tests that run first with a change, and the seconds that they take: the nearest first.
@@ -175,6 +195,9 @@ class Tests:
                     (folder / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(ROOT / name, folder / str(number) / name)
             self._copies.put(folder / str(number))
+
+    def copies(self) -> list[Path]:
+        return sorted(self._folder.glob("[0-9]"))
 
     def run(
         self,
@@ -297,6 +320,45 @@ def try_all(
     return sorted(lives), late
 
 
+def fill_matrix(chosen: Sequence[Mutant], options: argparse.Namespace) -> int:
+    """Append the outcomes of changes to a matrix; leave out those that it has."""
+    file = options.matrix.resolve()
+    earlier = matrix.Matrix.read(file)
+    remaining = [mutant for mutant in chosen if mutant not in earlier.killers and mutant not in earlier.untried]
+    print(f"{len(remaining)} of them are not in {file}", flush=True)
+    files = matrix.test_files(options.paths, options.tests.split())
+    if not remaining or not files:
+        return 0 if files else 2
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        tests = Tests(Path(folder), options.jobs)
+        covering = tests.covering(files, options.jobs)
+        if covering is None:
+            return 2
+        changes = [matrix.reaching(mutant, covering, tests_of(mutant.module), options.most) for mutant in remaining]
+        matrix.fill(file, changes, covering, files, tests.copies(), QUICK, options.stop)
+    results = matrix.Matrix.read(file)
+    lives = [mutant for mutant in remaining if not results.killers.get(mutant, True)]
+    tried = [mutant for mutant in remaining if mutant in results.killers]
+    print(f"{len(tried) - len(lives)} of {len(tried)} changes died, {len(remaining) - len(tried)} were not tried")
+    return 0
+
+
+def print_cover(file: Path, keep: str) -> int:
+    """Print the changes of a matrix that live, and the tests that are not needed."""
+    results = matrix.Matrix.read(file)
+    lives = results.survivors()
+    print("\n".join(map(describe, lives)))
+    functions, cases = matrix.not_needed(results, keep)
+    print("\n".join(f"not needed: {name} ({matrix.lines_of(name)} lines)" for name in functions))
+    print("\n".join(f"not needed: {name}" for name in cases))
+    lines = sum(map(matrix.lines_of, functions))
+    print(
+        f"{len(results.killers) - len(lives)} of {len(results.killers)} changes died, {len(results.untried)} not tried"
+    )
+    print(f"{len(functions)} functions ({lines} lines) and {len(cases)} cases of others are not needed")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sample", type=int, default=400, help="the number of changes; 0: all")
@@ -308,15 +370,24 @@ def main() -> int:
     parser.add_argument("--operators", action="store_true", help="change operators and values, not meaning")
     parser.add_argument("--near", action="store_true", help="try only the nearest short tests")
     parser.add_argument("--quick", action="store_true", help="leave out the tests that take long")
+    parser.add_argument("--matrix", type=Path, help="append who kills what to this file")
+    parser.add_argument("--most", type=float, default=1.0, help="the seconds of the tests that all run for a change")
+    parser.add_argument("--stop", action="store_true", help="one test that fails is enough for the matrix")
+    parser.add_argument("--cover", type=Path, help="print what lives in a matrix, and the tests that are not needed")
+    parser.add_argument("--keep", default="(?!)", help="an expression for tests that --cover does not name")
     parser.add_argument("paths", nargs="*", default=WHERE, help="files or folders, such as pytest_nixl/judge/row.py")
     options = parser.parse_args()
     os.chdir(ROOT)
-    operators = OPERATORS if options.operators else MEANING
+    if options.cover:
+        return print_cover(options.cover, options.keep)
+    operators = OPERATORS if options.operators else {**MEANING, **OPERATORS} if options.matrix else MEANING
     chosen = list(islice(choose(options.paths, operators, options.seed), options.after, options.sample or None))
     if not chosen:
         print(f"no change can be made in {' '.join(options.paths)}: name files or folders of the clone")
         return 2
     print(f"{len(chosen)} changes, seed {options.seed}", flush=True)
+    if options.matrix:
+        return fill_matrix(chosen, options)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         tests = Tests(Path(folder), options.jobs)
         judge: Callable[[Mutant], str] = tests.near

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 Edit = tuple[int, int, str]
@@ -307,6 +308,11 @@ OPERATORS: Mapping[str, Operator] = {
 }
 
 
+@lru_cache(maxsize=8)
+def _dump(source: str) -> str:
+    return ast.dump(ast.parse(source))
+
+
 @dataclass(frozen=True, order=True)
 class Mutant:
     """One change of a module.
@@ -327,7 +333,7 @@ class Mutant:
     def is_python(self, source: str) -> bool:
         """Whether the changed code is Python, and not the same."""
         try:
-            return ast.dump(ast.parse(self.code(source))) != ast.dump(ast.parse(source))
+            return ast.dump(ast.parse(self.code(source))) != _dump(source)
         except (SyntaxError, ValueError):
             return False
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from helpers.mutations import MEANING, OPERATORS, mutants_of
+from helpers.matrix import cover
+from helpers.mutations import MEANING, OPERATORS, Mutant, mutants_of
+from helpers.swapped import differences
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,31 @@ def test_what_no_test_could_notice_is_not_changed(code: str) -> None:
 @pytest.mark.parametrize("code", ["name in ('a', 'b')", "frozenset((a, b))", "try: f()\nexcept (A, B): pass", "{a, b}"])
 def test_what_has_no_order_is_not_swapped(code: str) -> None:
     assert mutants_of("module", code, {"swap_arguments": MEANING["swap_arguments"]}) == []
+
+
+CODE = "LIMIT = 1\ndef f(x=1):\n    def inner(): return 1\n    return inner\nclass C:\n    def g(self): return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        (CODE.replace("self): return 1", "self): return 2"), ["g"]),
+        (CODE.replace("inner(): return 1", "inner(): return 2"), ["f", "inner"]),
+        (CODE.replace("self): return 1", "self): return 1.0"), ["g"]),
+        (f"\n{CODE}", []),
+        (CODE.replace("x=1", "x=2"), None),
+        (CODE.replace("LIMIT = 1", "LIMIT = 2"), None),
+        (CODE.replace("C:", "C:\n    x = 1"), None),
+    ],
+)
+def test_functions_get_changed_code_unless_what_runs_at_import_differs(changed: str, names: list[str] | None) -> None:
+    pairs = differences(compile(CODE, "a", "exec"), compile(changed, "a", "exec"))
+    assert (None if pairs is None else [old.co_name for old, _ in pairs]) == names
+
+
+def test_the_cheapest_tests_that_kill_all_are_kept() -> None:
+    a, b, c = (Mutant("module", line, "skip_one", (0, 1, "")) for line in (1, 2, 3))
+    kills = {"both": {a, b}, "first": {a}, "second": {b}, "nothing": set[Mutant](), "always": {c}, "again": {c}}
+    cost = dict.fromkeys(kills, 1.0)
+    assert cover(kills, cost, ["always"]) == ["again", "first", "nothing", "second"]
+    assert cover(kills, {**cost, "both": 9.0}, []) == ["always", "both", "nothing"]

@@ -37,6 +37,7 @@ def test_a_figure_below_its_least_fails() -> None:
     judged = judge_figures([SLOW], profile(f'{P50}\nat_least = "1 s"\nsource = "s"').bounds)
     assert judged.verdict is Verdict.FAIL
     assert "63.1 ms, below its bound of 1 s (" in judged.reason
+    assert bounded(SLOW, profile(f'{P50}\nat_least = "1 s"\nsource = "s"').bounds).limit_text == "at least 1 s"
 
 
 @pytest.mark.parametrize(

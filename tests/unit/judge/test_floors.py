@@ -78,6 +78,7 @@ def test_a_wide_spread_needs_five_launches() -> None:
     for k in (3, 4):
         assert decide(*wide[:k])[0] is None
         assert decide(*wide[:k])[1].endswith("needs 5 launches")
+    assert decide(1.0, 9.0, 81.0)[1].startswith("3 launches, spread 220 %, between ")
     assert decide(*wide)[0] is Verdict.PASS
     assert decide(*[1 / value for value in wide])[0] is Verdict.FAIL
 

@@ -58,6 +58,11 @@ def test_slope_and_first_time_are_those_of_the_line() -> None:
     assert (grown.slope, grown.low, grown.high) == pytest.approx((1e-4, 1e-4, 1e-4))
     assert grown.first == pytest.approx(1e-3)
     assert grown.least_factor == pytest.approx(2.9)
+    times = [1e-3 + 1e-4 * number**1.1 for number in range(20)]
+    slope = Slope.of(times)
+    assert slope.low < slope.value < slope.high
+    bent = Growth.of([times], [[1e-5] * 20])
+    assert (bent.slope, bent.low, bent.high) == pytest.approx((slope.value, slope.low, slope.high))
 
 
 def test_a_machine_that_becomes_slower_is_no_growth() -> None:
@@ -99,23 +104,8 @@ def test_a_value_is_smoothed_by_its_five_neighbours_on_each_side() -> None:
     assert _smoothed([3.0]) == [3.0]
 
 
-def test_a_line_has_its_slope_without_an_interval() -> None:
-    assert Slope.of([3.0 + 2 * number for number in range(10)]) == Slope(2, 2, 2)
-
-
 def test_places_are_the_steps() -> None:
-    assert Slope.of([0, 10, 40, 50, 60, 70, 80], [0, 1, 4, 5, 6, 7, 8]).value == 10
-
-
-def test_one_outlier_does_not_move_it() -> None:
-    values = [float(number) for number in range(20)]
-    values[7] = 1e9
-    assert Slope.of(values).value == 1
-
-
-def test_one_step_is_no_growth() -> None:
-    slope = Slope.of([0.0] * 12 + [4096.0] * 12)
-    assert slope.low == 0
+    assert Slope.of([0, 20, 50, 60], [0, 2, 5, 6]).value == 10
 
 
 def test_the_interval_has_the_order_statistics_that_sen_gives() -> None:

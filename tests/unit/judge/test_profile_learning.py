@@ -76,17 +76,6 @@ def test_a_floor_far_below_the_median_is_reported(tmp_path: Path, capsys: pytest
         assert "slowest pair" not in expected
 
 
-def test_a_row_without_agreement_has_no_floor_and_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = [record(tmp_path / f"{number}.json", value) for number, value in enumerate((1.0, 5.0, 10.0))]
-    assert learn(tmp_path, *runs) == 0
-    assert f"{KEY}: no floor" in capsys.readouterr().out
-    expectation = load_profile(str(tmp_path / "mine.toml")).expectation(KEY)
-    assert expectation is not None
-    assert expectation.floor is None
-
-
 def record_of(path: Path, rows: dict[str, float], *transports: str, bad: dict[str, Verdict] | None = None) -> str:
     """Write a run with several rows, in GB/s; ``bad`` has the verdicts of some."""
     extras = [{"key": key, "GB/s": value, "transports": list(transports)} for key, value in rows.items()]
@@ -183,21 +172,6 @@ def test_a_run_with_corrupt_bytes_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert f"bad.json has corrupt bytes in {KEY}" in capsys.readouterr().err
 
 
-def test_of_several_rows_with_corrupt_bytes_the_first_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = [record(tmp_path / f"{number}.json", 10.0) for number in range(3)]
-    bad = json.loads(Path(good[0]).read_text())
-    for name in (str(KEY).replace("64KiB", "1MiB"), str(KEY).replace("64KiB", "2MiB")):
-        other = json.loads(Path(record(tmp_path / "x.json", 10.0, key=name, verdict=Verdict.CORRUPT)).read_text())
-        bad["benchmarks"] += other["benchmarks"]
-        bad["nixl"]["results"] += other["nixl"]["results"]
-    (tmp_path / "bad.json").write_text(json.dumps(bad))
-    assert learn(tmp_path, *good, str(tmp_path / "bad.json")) == 2
-    assert "bad.json has corrupt bytes in UCX/WRITE/DRAM:DRAM/1MiB/" in capsys.readouterr().err
-    assert not (tmp_path / "mine.toml").exists()
-
-
 @pytest.mark.parametrize("verdict", [Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE], ids=str)
 def test_what_the_runs_were_judged_is_said_where_a_profile_would_expect_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: Verdict
@@ -207,6 +181,23 @@ def test_what_the_runs_were_judged_is_said_where_a_profile_would_expect_it(
     output = capsys.readouterr().out
     assert output.count(f"1 of 1 rows had the verdict {verdict}, such as {KEY};") == 3
     assert "over cma: " in output
+
+
+def test_only_the_rows_and_transports_of_a_verdict_are_said_to_have_it(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.json" for number in range(3)]
+    rows = {LARGE: 10.0, str(KEY): 10.0, str(KEY).replace("64KiB", "4KiB"): 10.0}
+    for path, transports in zip(paths, (("rc/mlx5_0", "tcp/eth0"), ("rc/mlx5_1",), ("dc/mlx5_0",)), strict=True):
+        bad = dict.fromkeys([str(KEY), str(KEY).replace("64KiB", "4KiB")], Verdict.IMPLAUSIBLE)
+        record_of(path, rows, *transports, bad=bad)
+    text, remarks = learned_profile("mine", paths)
+    assert [expectation.transports for expectation in parse_profile(text.encode(), "mine").expectations] == [
+        ("rc", "tcp", "dc")
+    ] * 3
+    assert remarks == [
+        f"{path}: 2 of 3 rows had the verdict IMPLAUSIBLE, such as {KEY}; this profile expects the same, over rc and "
+        "tcp and dc: if that is wrong, measure again"
+        for path in paths
+    ]
 
 
 @pytest.mark.long

@@ -154,7 +154,6 @@ def test_a_fault_of_the_file_is_one_sentence(content: str, sentence: str) -> Non
 
 
 RATES = "expected a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
-TIMES = "expected a number with a unit ns, us, ms, s, min or h"
 SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1, as text: "0.5"'
 
 
@@ -162,48 +161,24 @@ SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1,
     ("line", "sentence"),
     [
         ('flor = "1 GB/s"', "flor: unknown key (did you mean floor?): expected backend, op, memory, blocks"),
-        ("Floor = 1", "Floor: unknown key (did you mean floor?): expected backend"),
-        ('floor = "12 Gb"', f"floor: '12 Gb' has the wrong unit 'Gb': {RATES}"),
-        ('floor = "5 us"', f"floor: '5 us' has the wrong unit 'us': {RATES}"),
-        ('floor = "5"', f"floor: '5' has no unit: {RATES}"),
+        ("FLOOR = 1", "FLOOR: unknown key (did you mean floor?): expected backend"),
         ("floor = 5", f"floor: the bare number 5, not a text: {RATES}"),
-        ("ceiling = 5.5", f"ceiling: the bare number 5.5, not a text: {RATES}"),
-        ("floor = true", f"floor: a boolean, not a text: {RATES}"),
-        ("floor = 2020-01-01", f"floor: a date or time, not a text: {RATES}"),
-        ('floor = "fast"', f"floor: 'fast' is not a bandwidth: {RATES}"),
-        ('floor = "-1 GB/s"', f"floor: '-1 GB/s' is not a bandwidth: {RATES}"),
-        ('floor = "0 GB/s"', f"floor: '0 GB/s' is not above zero: {RATES}"),
-        ('p50 = "1 GB/s"', f"p50: '1 GB/s' has the wrong unit 'GB/s': {TIMES}"),
         ('raw = "0"', f"raw: '0' is not a share: {SHARE}"),
         ('raw = "1.2"', f"raw: '1.2' is not a share: {SHARE}"),
         ('raw = "50 %"', f"raw: '50 %' is not a share: {SHARE}"),
-        ("raw = 0.5", f"raw: the bare number 0.5, not a text: {SHARE}"),
-        ('p99 = "7"', f"p99: '7' has no unit: {TIMES}"),
-        ("p99 = 7", f"p99: the bare number 7, not a text: {TIMES}"),
-        ('p99 = "0 ms"', f"p99: '0 ms' is not above zero: {TIMES}"),
-        ('op = ["WRITE", "COPY"]', "op: 'COPY' is not an operation: expected a list of WRITE or READ"),
-        ('op = "WRITE"', "op: a text, not a list: expected a list of WRITE or READ"),
-        ("op = []", "op: an empty list: expected a list of WRITE or READ"),
-        ("op = [1]", "op: the bare number 1, not a text: expected a list of WRITE or READ"),
-        ('op = ["READ", "read"]', "op: READ is named twice: expected a list of WRITE or READ"),
-        ('memory = ["DRAM"]', "memory: 'DRAM' is not a pair of memory types: expected a list of INITIATOR:TARGET with"),
-        ('memory = ["DRAM:HBM"]', "memory: 'DRAM:HBM' is not a pair of memory types: expected a list of"),
+        ('raw = " 0.5 "\nop = ["COPY"]', "op: 'COPY' is not an operation: expected a list of WRITE or READ"),
         ('memory = ["DRAM:DRAM:DRAM"]', "memory: 'DRAM:DRAM:DRAM' is not a pair of memory types: expected"),
         ('backend = ["U CX"]', "backend: 'U CX' is not a backend name: expected a list of names of backends"),
         ("batch = [0]", "batch: 0 is not above zero: expected a list of positive integers"),
         ("batch = [1.5]", "batch: the bare number 1.5, not an integer: expected a list of positive integers"),
         ("depth = [true]", "depth: a boolean, not an integer: expected a list of positive integers"),
-        ("depth = 4", "depth: the bare number 4, not a list: expected a list of positive integers"),
         ("notify = ['all']", "notify: 'all' is neither each nor last: expected a list of each or last"),
         ("pages = ['2MiB']", "pages: '2MiB' is neither huge nor base: expected a list of huge or base"),
         ("depth = [4, 4]", "depth: 4 is named twice: expected a list of positive integers"),
         ('blocks = "1MiB..4KiB"', "blocks: '1MiB..4KiB' is a reversed range, because 1MiB is more than 4KiB"),
         ('blocks = "4KiB.."', "blocks: '4KiB..' is neither a size nor a range, because '' is"),
-        ('blocks = "1..2..3"', "blocks: '1..2..3' is neither a size nor a range, because '2..3'"),
         ('blocks = "4XiB"', "blocks: '4XiB' has the unknown unit 'XiB': expected one size"),
-        ("blocks = 4096", "blocks: the bare number 4096, not a text: expected one size"),
         ('transports = ["cma/memory"]', "transports: 'cma/memory' is not a transport name: expected a list of names"),
-        ("transports = []", "transports: an empty list: expected a list of names of transports without"),
         ('floor = "2 GB/s"\nceiling = "8 Gb/s"', "floor: '2 GB/s' is above the ceiling: expected at most 8 Gb/s"),
         ('p50 = "2 ms"\np99 = "1 ms"', "p50: '2 ms' is above p99: expected at most 1 ms"),
     ],
@@ -278,39 +253,6 @@ def test_two_expectations_for_one_row_are_refused(first: str, other: str, row: s
     )
 
 
-def test_an_overlap_is_reported_with_the_numbers_of_both_tables() -> None:
-    message = expect_fault(f"{BASE}batch = [1]", f"{BASE}batch = [2]", f"{BASE}batch = [3]", f"{BASE}batch = [9, 2]")
-    assert message.startswith("profile t.toml, expect #4: applies to batch 2, as expect #2 does: expected")
-
-
-@pytest.mark.parametrize(
-    ("first", "other"),
-    [
-        ('backend = ["UCX"]', 'backend = ["GDS"]'),
-        ('op = ["READ"]', 'op = ["WRITE"]'),
-        ('memory = ["DRAM:VRAM"]', 'memory = ["VRAM:DRAM"]'),
-        ("batch = [1, 2]", "batch = [3]"),
-        ("depth = [1, 2]", "depth = [3]"),
-        ("notify = ['last']", "notify = ['each']"),
-        ("notify = ['last']", "notify = ['last']\npages = ['base']"),
-        ('blocks = "1KiB..4095B"', 'blocks = "4KiB..8KiB"'),
-    ],
-)
-def test_expectations_that_share_no_row_are_accepted(first: str, other: str) -> None:
-    assert len(profile(f"{BASE}{first}", f"{BASE}{other}").expectations) == 2
-
-
-@pytest.mark.parametrize(
-    ("block", "index"),
-    [(1, None), (4 * KIB - 1, None), (4 * KIB, 0), (5000, 0), (512 * KIB, 0), (512 * KIB + 1, None),
-     (MIB - 1, None), (MIB, 1), (MIB + 1, None)],
-)  # fmt: skip
-def test_a_range_includes_both_ends(block: int, index: int | None) -> None:
-    ranged = profile(f'{BASE}blocks = "4KiB..512KiB"', f'{BASE}blocks = "1MiB"')
-    expected = None if index is None else ranged.expectations[index]
-    assert ranged.expectation(replace(KEY, block=block)) is expected
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -329,6 +271,13 @@ def test_every_part_of_the_key_selects_the_expectation(key: RowKey) -> None:
     assert exact.expectation(replace(KEY, pair=(3, 7))) is exact.expectations[0]
     assert exact.expectation(key) is None
     assert profile(BASE).expectation(key) is not None
+    for name, other in (("batch", replace(KEY, batch=1, depth=8)), ("depth", replace(KEY, batch=8, depth=1))):
+        alone = profile(f"{BASE}{name} = [8]")
+        assert alone.expectation(replace(KEY, batch=8, depth=8)) is not None
+        assert alone.expectation(other) is None
+    both = profile(f"{BASE}batch = [8]\ndepth = [2]")
+    assert both.expectation(replace(KEY, batch=8, depth=2)) is not None
+    assert both.expectation(replace(KEY, batch=2, depth=8)) is None
 
 
 def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
@@ -339,22 +288,6 @@ def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert load_profile(str(path)) is first
     path.write_text('[profile]\nname = "changed"')
     assert load_profile(str(path)).name == "changed"
-
-
-def test_a_relative_path_is_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "p.toml").write_text(f'[profile]\nname = "{name}"')
-        os.utime(tmp_path / name / "p.toml", (1, 1))
-        monkeypatch.chdir(tmp_path / name)
-        assert load_profile("p.toml").name == name
-
-
-def test_a_bundled_profile_wins_over_a_file_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("loopback").write_text('[profile]\nname = "mine"')
-    assert load_profile("loopback").name == "loopback"
-    assert load_profile("./loopback").name == "mine"
 
 
 @pytest.mark.parametrize("name", ["loobpack", "no/such/file.toml"])
@@ -369,17 +302,6 @@ def test_a_directory_is_not_a_profile(name: str) -> None:
     with pytest.raises(ValueError) as caught:
         load_profile(name)
     assert str(caught.value) == f"profile {name!r} is not a file: {EITHER}"
-
-
-def test_an_unreadable_path_is_reported(tmp_path: Path) -> None:
-    name = "x" * 5000
-    with pytest.raises(ValueError) as caught:
-        load_profile(name)
-    assert str(caught.value).endswith(f"cannot be read (File name too long): {EITHER}")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError) as caught:
-        load_profile(str(tmp_path / "file" / "below"))
-    assert str(caught.value).endswith(f"cannot be read (Not a directory): {EITHER}")
 
 
 @pytest.mark.parametrize(
@@ -521,6 +443,8 @@ def test_the_transports_of_a_backend_are_those_of_its_expectations() -> None:
     assert loaded.transports("UCX") == (("cma",), ("tcp",))
     assert loaded.transports("GDS") == (("nvme",), ("tcp",))
     assert loaded.transports("POSIX") == (("tcp",),)
+    last = profile(f'{BASE}backend = ["UCX"]', 'backend = ["GDS"]\ntransports = ["nvme"]\nsource = "s"')
+    assert last.transports("GDS")[-1] == ("nvme",)
 
 
 @pytest.mark.parametrize(

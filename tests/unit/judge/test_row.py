@@ -18,7 +18,7 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import BUSY_GPU, Corruption, Samples
 from pytest_nixl.model.transports import ucx_tls_allows
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FULL = Expectation(
@@ -39,28 +39,6 @@ def samples(*gigabytes: float, latencies: tuple[float, ...] = (100e-6,), transpo
 
 
 CORRUPTION = Corruption("after the last window", 3, 4096, 17, 0xAB, 0x00)
-
-
-def one_sentence(judgement: Judgement) -> None:
-    assert "\n" not in judgement.reason
-    assert not judgement.reason.endswith(".")
-
-
-def test_pass_says_how_far_above_the_floor() -> None:
-    assert judge(samples(2, 2, 2, 2), FULL) == Judgement(
-        Verdict.PASS,
-        "UCX WRITE DRAM:DRAM of 1000000B: 2 GB/s (16 Gb/s) over cma/memory is 200 % of the floor of 1 GB/s (8 Gb/s)",
-    )
-
-
-def test_corrupt_tells_the_first_wrong_byte() -> None:
-    judgement = judge(samples(2, corruption=CORRUPTION), FULL)
-    assert judgement.verdict is Verdict.CORRUPT
-    assert judgement.reason == (
-        "UCX WRITE DRAM:DRAM of 1000000B: 3 of 4096 bytes are wrong after the last window, the first at offset 17: "
-        "expected 0xab, found 0x00"
-    )
-    assert "UCX_TLS=tcp" in judgement.remedy
 
 
 @pytest.mark.parametrize(
@@ -92,14 +70,6 @@ def test_a_row_remembers_the_launch_in_which_its_gpu_was_busy() -> None:
     ]
 
 
-def test_a_row_the_profile_does_not_know_has_no_expectation() -> None:
-    judgement = judge(samples(2), None)
-    assert judgement.verdict is Verdict.NO_EXPECTATION
-    assert judgement.reason == "UCX WRITE DRAM:DRAM of 1000000B: the profile expects nothing of this row"
-    assert "[[expect]]" in judgement.remedy
-    assert "--nixl-profile" in judgement.remedy
-
-
 def test_a_row_without_a_known_transport_is_unknown() -> None:
     judgement = judge(samples(2, transports=()), FULL)
     assert judgement.verdict is Verdict.UNKNOWN
@@ -115,33 +85,6 @@ def test_a_transport_that_is_unknown_because_no_log_can_be_written_has_its_own_r
     assert judgement.verdict is Verdict.UNKNOWN
     assert "nothing more can be written to /proc: its file system is full: `df /proc`" in judgement.reason
     assert judgement.remedy == NO_SPACE_REMEDY
-
-
-def test_an_unknown_transport_passes_if_the_profile_names_none() -> None:
-    assert judge(samples(2, transports=()), FLOOR).verdict is Verdict.PASS
-
-
-@pytest.mark.parametrize(
-    ("transports", "named"),
-    [
-        (("tcp/lo",), "tcp/lo"),
-        (("cma/memory", "tcp/eth0"), "tcp/eth0"),
-        (("tcp/lo", "cma/memory", "tcp/eth0"), "tcp/lo and tcp/eth0"),
-        (("cmalike/memory",), "cmalike/memory"),
-        (("tcp/cma",), "tcp/cma"),
-    ],
-)
-def test_wrong_transport_names_what_carried_the_bytes(transports: tuple[str, ...], named: str) -> None:
-    judgement = judge(samples(2, transports=transports), FULL)
-    assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert judgement.reason == (
-        f"UCX WRITE DRAM:DRAM of 1000000B: went over {named}, but the profile accepts only cma or posix or sysv"
-    )
-
-
-@pytest.mark.parametrize("transport", ["cma/memory", "posix/memory", "sysv", "cma"])
-def test_an_accepted_transport_is_identified_by_its_name_before_the_slash(transport: str) -> None:
-    assert judge(samples(2, transports=(transport,)), FULL).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -225,15 +168,6 @@ def test_the_floor_itself_passes() -> None:
     assert "is 100 % of the floor" in judgement.reason
 
 
-def test_one_transfer_less_than_the_floor_fails() -> None:
-    judgement = judge(samples(0.999, 0.999, 0.999, 0.999), FLOOR)
-    assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason == (
-        "UCX WRITE DRAM:DRAM of 1000000B: 0.999 GB/s (7.99 Gb/s) is just under 100 % of the floor of "
-        "1 GB/s (8 Gb/s), and 4 of 4 windows are below it"
-    )
-
-
 @pytest.mark.parametrize(
     ("windows", "verdict", "message"),
     [
@@ -276,12 +210,6 @@ def test_contention_excuses_a_single_launch_as_far_as_it_explains_it(cores: floa
     assert judge(replace(samples(0.95, 0.95, 0.95), contention=(cores,)), FLOOR).verdict is verdict
 
 
-def test_inconclusive_asks_for_a_longer_duration() -> None:
-    remedy = judge(samples(2, 2, 0.5), FLOOR).remedy
-    assert "--nixl-duration" in remedy
-    assert "lower the floor" not in remedy, "a floor that follows a slow machine finds no slow machine"
-
-
 @pytest.mark.parametrize(
     ("expectation", "latencies", "verdict"),
     [
@@ -302,13 +230,6 @@ def test_a_latency_over_its_bound_fails(
     assert judge(samples(2, latencies=latencies), expectation).verdict is verdict
 
 
-def test_both_latencies_are_reported_in_microseconds() -> None:
-    assert judge(samples(2, latencies=(5e-3,)), FULL).reason == (
-        "UCX WRITE DRAM:DRAM of 1000000B: the p50 latency of 5000 us is 500 % of its bound of 1000 us and "
-        "the p99 latency of 5000 us is 250 % of its bound of 2000 us"
-    )
-
-
 @pytest.mark.parametrize("windows", [(), (0.0,), (1.0, -1.0), (math.nan,), (math.inf,)])
 def test_a_row_without_timed_windows_is_an_error(windows: tuple[float, ...]) -> None:
     untimed = replace(samples(2), windows=windows, transfers=(1,) * len(windows))
@@ -324,14 +245,6 @@ def test_a_latency_bound_without_timed_transfers_is_an_error() -> None:
     assert judge(untimed, FLOOR).verdict is Verdict.PASS
     for bounded in (replace(FLOOR, p50=1e-6), replace(FLOOR, p99=1e-6)):
         assert judge(untimed, bounded).verdict is Verdict.ERROR
-
-
-def test_without_a_floor_a_row_passes_by_its_transport_and_the_reason_names_it() -> None:
-    judgement = judge(samples(0.001), replace(FULL, floor=None, p50=None, p99=None))
-    assert judgement.verdict is Verdict.PASS
-    assert judgement.reason == (
-        "UCX WRITE DRAM:DRAM of 1000000B: 0.001 GB/s (0.008 Gb/s) over cma/memory; no floor, judged by transports"
-    )
 
 
 def test_without_a_floor_a_row_passes_by_its_latency() -> None:
@@ -386,26 +299,6 @@ def test_batch_and_depth_are_named_unless_they_are_one() -> None:
     assert reason.startswith("UCX WRITE DRAM:DRAM of 4KiB: ")
     reason = judge(samples(2, key=replace(KEY, block=4096, batch=8, depth=4)), None).reason
     assert reason.startswith("UCX WRITE DRAM:DRAM of 4KiB (batch 8, depth 4): ")
-
-
-EVERY = {
-    Verdict.CORRUPT: judge(samples(2, corruption=CORRUPTION), FULL),
-    Verdict.NO_EXPECTATION: judge(samples(2), None),
-    Verdict.UNKNOWN: judge(samples(2, transports=()), FULL),
-    Verdict.WRONG_TRANSPORT: judge(samples(2, transports=("tcp/lo",)), FULL),
-    Verdict.ERROR: judge(replace(samples(2), windows=(), transfers=()), FULL),
-    Verdict.IMPLAUSIBLE: judge(samples(101), FULL),
-    Verdict.FAIL: judge(samples(0.5), FULL),
-    Verdict.INCONCLUSIVE: judge(samples(2, 0.5), FULL),
-}
-
-
-@pytest.mark.parametrize(("verdict", "judgement"), EVERY.items())
-def test_every_bad_verdict_has_one_sentence_and_a_remedy(verdict: Verdict, judgement: Judgement) -> None:
-    assert judgement.verdict is verdict
-    assert judgement.reason.startswith("UCX WRITE DRAM:DRAM of 1000000B: ")
-    one_sentence(judgement)
-    assert judgement.remedy.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -489,6 +382,13 @@ def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], 
 )
 def test_another_launch_is_needed_while_it_could_decide(values: tuple[float, ...], more: bool) -> None:
     assert another_launch(launches(*values), FLOOR) is more
+
+
+def test_a_launch_that_others_disturbed_asks_for_another_one() -> None:
+    disturbed = replace(launches(0.5, 0.5, 0.5), contention=(0.0, 0.0, 0.4))
+    assert another_launch(disturbed, FLOOR) is True
+    assert another_launch(replace(disturbed, contention=(0.0,) * 3), FLOOR) is False
+    assert judge(disturbed, FLOOR).verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -580,11 +480,6 @@ def test_read_that_ucx_emulates_without_nvlink_has_its_remedy_first(
     assert ("UCX_NET_DEVICES" in judgement.remedy) != first
 
 
-def test_gpu_memory_over_an_accepted_transport_passes() -> None:
-    cuda = Expectation(source="", floor=1e9, transports=("cuda_ipc",))
-    assert judge(samples(2, transports=("cuda_ipc/cuda",), key=VRAM), cuda).verdict is Verdict.PASS
-
-
 P5 = load_profile("p5.48xlarge").machine
 
 
@@ -625,8 +520,12 @@ def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, tra
 
 
 @pytest.mark.parametrize("accepted", [("tcp",), ("rc_mlx5", "dc_mlx5")])
-def test_ranks_that_share_a_host_are_named_where_the_profile_is_for_two(accepted: tuple[str, ...]) -> None:
-    judgement = judge(replace(samples(2), hosts=("node-a", "node-a")), replace(FULL, transports=accepted))
+@pytest.mark.parametrize("transports", [("cma/memory",), ("cuda_ipc/cuda",), ("cuda_ipc", "cma/memory")])
+def test_ranks_that_share_a_host_are_named_where_the_profile_is_for_two(
+    accepted: tuple[str, ...], transports: tuple[str, ...]
+) -> None:
+    row = replace(samples(2, transports=transports), hosts=("node-a", "node-a"))
+    judgement = judge(row, replace(FULL, transports=accepted))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert judgement.reason.endswith(
         ": both ranks are on one host, node-a, and this profile is for rows between two hosts"
@@ -655,6 +554,7 @@ def test_a_profile_for_one_host_is_named_between_two() -> None:
         (("a", "b"), "tcp/eth0", ("cma", "rc_mlx5")),
         (("a", "a"), "tcp/eth0", ("rc_mlx5",)),
         (("a", "a"), "cma/memory", ("posix", "tcp")),
+        (("a", "b"), "cma/memory", ("rc_mlx5",)),
     ],
 )
 def test_other_wrong_transports_do_not_blame_the_placement(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,6 +131,11 @@ def test_a_short_name_leaves_defaults_out() -> None:
     assert KEY.short == "UCX WRITE DRAM:DRAM 64KiB"
     other = RowKey.parse("nixlbench:POSIX/READ/VRAM@1:FILE/1000B/batch2/depth3/4-4")
     assert other.short == "nixlbench:POSIX READ VRAM@1:FILE 1000B batch2 depth3 ranks 4-4"
+    assert replace(other, batch=1).short.endswith(" 1000B depth3 ranks 4-4")
+    assert replace(other, depth=1).short.endswith(" 1000B batch2 ranks 4-4")
+    walks = replace(KEY, variant=(("footprint", "1GiB"), ("notify", "each"), ("threads", "4")))
+    assert walks.in_place.variant == (("notify", "each"), ("threads", "4"))
+    assert KEY.in_place == KEY
     varied = RowKey.parse(f"{KEY}/progress-thread=on,threads=4")
     assert varied.variant == (("progress-thread", "on"), ("threads", "4"))
     assert varied.short == "UCX WRITE DRAM:DRAM 64KiB progress-thread=on,threads=4"

@@ -171,6 +171,35 @@ def test_a_single_bad_file_is_refused_in_one_sentence(
     assert reasons[name] in err
 
 
+FIGURES = {"floor": 1e6, "ceiling": 2e12, "p50_us": 10.0, "p90_us": 20.0, "p99_us": 30.0, "p99.9_us": 40.0,
+           "others_cores": [0.1, 0.2], "gpu_waits_us": [5.0, 7.0], "steps_us": {"post": 3.0, "wait": 0.0}}  # fmt: skip
+
+
+@pytest.mark.parametrize("when", ["2026-03-02T03:00:00Z", "2026-03-02T03:00:00", "2026-03-02T05:00:00+02:00"])
+def test_a_record_is_read_with_the_units_of_its_values_and_its_time_in_utc(when: str) -> None:
+    document = record("image:1", {KEY: [1.0, 3.0]}, extra=FIGURES)
+    document["datetime"], document["nixl"]["notes"] = when, ["first", "second"]
+    document["nixl"]["provenance"]["environment"] = {"(level)": "quick", "UCX_TLS": "tcp"}
+    run = parse_recorded(document, "x.json")
+    assert (run.when.isoformat(), run.notes) == ("2026-03-02T03:00:00+00:00", ("first", "second"))
+    assert run.provenance.environment == {"(level)": "quick", "UCX_TLS": "tcp"}
+    [summary] = run.rows.values()
+    assert summary == RowSummary(
+        2e9, 1e-5, 3e-5, 0, 1e6, 2e12, ("tcp/eth0",), (1e9, 3e9), 2e-5, 4e-5,
+        {"post": 3e-6, "wait": 0.0}, (0.1, 0.2), (5e-6, 7e-6),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("bad", [-1.0, float("inf")])
+def test_a_figure_that_is_not_a_number_from_zero_on_is_refused(name: str, bad: float) -> None:
+    value: object = {"others_cores": [0.1, bad], "gpu_waits_us": [bad, 1.0], "steps_us": {"post": 1.0, "x": bad}}.get(
+        name, bad
+    )
+    with pytest.raises(ValueError, match="that is not a number from zero on"):
+        parse_recorded(record("image:1", {KEY: [1.0, 3.0]}, extra={**FIGURES, name: value}), "x.json")
+
+
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the path to each value inside another value."""
     yield path

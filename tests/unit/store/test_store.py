@@ -146,6 +146,33 @@ def test_the_newest_run_of_an_image_is_found_by_name_digest_or_both(tmp_path: Pa
     assert find_baseline(str(tmp_path / "0.json"), "")[0].provenance.image.digest == "sha256:11"
 
 
+def test_a_run_that_was_ended_is_no_baseline_unless_it_may_be_one(tmp_path: Path) -> None:
+    for week, interrupted in ((1, "ended by Ctrl-C"), (0, "")):
+        data = record(f"image:{week}", {KEY: [1.0]}, week=week)
+        data["nixl"]["interrupted"] = interrupted
+        write(tmp_path / f"{9 - week}.json", data)
+    whole, ended = (str(tmp_path / name) for name in ("9.json", "8.json"))
+    left_out = f"left out: {ended} cannot be a baseline (ended by Ctrl-C)"
+    baseline, remarks = find_baseline(str(tmp_path), "")
+    assert (baseline.source, remarks) == (whole, [left_out])
+    assert find_baseline(str(tmp_path), "", whole=False)[0].source == ended, "the newest"
+    assert [run.source for run in Store(tmp_path).runs()[0]] == [whole, ended], "the oldest first"
+    with pytest.raises(ValueError, match=r"8.json cannot be a baseline \(ended by Ctrl-C\): expected the record of a"):
+        find_baseline(ended, "")
+    assert find_baseline(ended, "", whole=False)[0].source == ended
+    with pytest.raises(ValueError, match="has no run of the image image:1; it has image:0; left out: "):
+        find_baseline("image:1", str(tmp_path))
+
+
+def test_a_record_is_named_by_its_label_in_a_store_that_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "store"
+    path = Store(folder).write(record("a", {KEY: [1.0]}), "-registry/a b:1.5_x.")
+    assert path.parent == folder
+    assert path.name.split("-", 1)[1].rpartition("-")[0] == "registry-a-b-1.5_x"
+    assert read_recorded(path).provenance.image.reference == "a"
+    assert "-run-" in Store(folder).write({}, "///").name
+
+
 def test_a_missing_image_is_reported_with_the_images_of_the_store(tmp_path: Path) -> None:
     write(tmp_path / "a.json", record("a:1", {KEY: [1.0], key("1MiB"): [1.0]}))
     (tmp_path / "torn.json").write_text("{")
