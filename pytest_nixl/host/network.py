@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of network interfaces and of other hosts, and the process that listens on a port."""
+"""Facts of network interfaces, of the hosts and engines that this host reaches, and of who listens on a port."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profile expects: of the rows that it applies to, of a machine's hardware, and of its software."""
+"""What a profile expects of rows and of a machine's hardware and software, and the ceiling of a row."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks that a run selects: by suites and by its level.
+"""The suites and their checks, and those that a run selects: by suites and by its level.
 
 A check names its level in its marker: ``nixl_check("my-id", level="extended")``. A marker without a level
 means ``standard``. A run makes the checks of its own level and of every lower one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks of the doctor, in the order in which they run, and one run of them."""
+"""All checks of the doctor: run them in order, put effects after their cause, and show the results."""
 
 from __future__ import annotations
 

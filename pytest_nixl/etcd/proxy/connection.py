@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proxy one connection to an etcd: HTTP/1.1, one request at a time, or HTTP/2, many, each a stream.
+"""The two protocols of a proxied connection to an etcd: HTTP/1.1, one request at a time, and HTTP/2, many at once.
 
 The proxy terminates HTTP/2 on both sides and does not forward frames. Header compression and stream numbers belong to
 one connection, and would be wrong as soon as held requests change their order.
