@@ -113,7 +113,7 @@ class TestSlurm:
 
     def test_ranks_of_mpirun_are_numbered_by_mpirun(self, net: Network, started: Slurm, tmp_path: Path) -> None:
         """On each other node Slurm's variables number the processes that start the ranks of ``mpirun``."""
-        program = "import os; from pytest_nixl.cluster.placement import find_placement as f; p = f(os.environ); "
+        program = "import os; from pytest_nixl.cluster.placement import placement_by_launcher as f; p = f(os.environ); "
         program += "print('placed:', p.launcher, p.rank, p.ranks, 'step:', os.environ.get('SLURM_STEP_NUM_TASKS'))"
         script = tmp_path / "job.sh"
         script.write_text(

@@ -35,7 +35,7 @@ EXAMINE = """
 import argparse, json, os, sys
 from dataclasses import replace
 from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.checks.doctor.catalogue import examine, plain
+from pytest_nixl.checks.doctor.catalogue import examine, plain_results
 from pytest_nixl.cli.doctor import add_sources, gathered
 from pytest_nixl.host.facts import read_environment
 from pytest_nixl.host.gpu import read_gpus
@@ -55,7 +55,7 @@ for variables in json.load(sys.stdin):
     os.environ.clear()
     os.environ.update(usual)
     these = replace(facts, gpu=gpu, environment=changed, near=Topology.of(gpu, facts.rdma).nearest())
-    told.append(plain(these, wanted, examine(these, wanted, gate=False)))
+    told.append(plain_results(these, wanted, examine(these, wanted, gate=False)))
 print(json.dumps(told))
 """
 
