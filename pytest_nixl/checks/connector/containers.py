@@ -130,12 +130,30 @@ def _engines(path: str, text: str) -> Iterator[ConfiguredEngine]:
     """Yield the engines of a file, in the form that its name or else its text shows."""
     if path.endswith(_SCRIPTS) or text.startswith("#!"):
         yield from _of_text(path, text)
-    elif path.endswith(".json") or text.lstrip()[:1] in ("{", "["):
+    elif path.endswith(".json"):
         yield from _of_documents(path, [parse_json(path, text)])
+    elif text.lstrip()[:1] in ("{", "["):
+        yield from _of_json_or_script(path, text)
     elif path.endswith((".yaml", ".yml")) or re.search(r"(?m)^(?:- )?[A-Za-z][\w-]*:(?:\s|$)", text):
         yield from _of_documents(path, parse_yaml(path, text))
     else:
         yield from _of_text(path, text)
+
+
+def _of_json_or_script(path: str, text: str) -> Iterator[ConfiguredEngine]:
+    """Yield the engines of a text that begins like JSON: so do ``[ -z … ]`` and ``{ …; }`` of a shell."""
+    try:
+        document = parse_json(path, text)
+    except ValueError as error:
+        try:
+            engines = list(_of_text(path, text))
+        except ValueError:
+            engines = []
+        if not engines:
+            raise error from None
+        yield from engines
+    else:
+        yield from _of_documents(path, [document])
 
 
 def _of_text(path: str, text: str) -> Iterator[ConfiguredEngine]:

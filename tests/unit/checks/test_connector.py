@@ -1024,9 +1024,16 @@ def test_options_in_a_file_beside_the_script_are_read(tmp_path: Path) -> None:
     assert doubtful(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
 
 
-def test_a_script_that_begins_with_a_bracket_is_no_json(tmp_path: Path) -> None:
-    path = script(tmp_path, "decode.sh", f'[ -z "$HF_HOME" ] || cd "$HF_HOME"\nvllm serve m --block-size 64 {NIXL}\n')
+@pytest.mark.parametrize("name", ["decode.sh", "start"])
+@pytest.mark.parametrize("start", ['[ -z "$HF_HOME" ] || cd "$HF_HOME"', "[[ -n $TRACE ]] && set -x", "{ set -e; }"])
+def test_a_script_that_begins_with_a_bracket_is_no_json(name: str, start: str, tmp_path: Path) -> None:
+    path = script(tmp_path, name, f"{start}\nvllm serve m --block-size 64 {NIXL}\n")
     assert read_engine(path).launch.options["--block-size"] == ["64"]
+
+
+def test_a_text_that_is_neither_json_nor_a_script_is_bad_json(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not JSON"):
+        read_engine(script(tmp_path, "decode", '{"command": vllm}\n'))
 
 
 def test_a_default_that_would_fail_is_doubtful_where_no_file_has_variables(tmp_path: Path) -> None:
