@@ -389,7 +389,11 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     without_floor = _judge(samples, replace(expectation, floor=math.ulp(0.0)), machine, {})
     if without_floor.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
-    return decide_floor(samples.values, expectation.floor, contention=samples.contention)[0] is None
+    if decide_floor(samples.values, expectation.floor, contention=samples.contention)[0] is None:
+        return True
+    # One launch that is far enough from the floor decides only if its windows agree.
+    judgement = _speed("", samples, expectation, machine) if len(samples.values) == 1 else None
+    return judgement is not None and judgement.verdict is Verdict.INCONCLUSIVE
 
 
 def decisive_bandwidth(expectation: Expectation | None) -> float | None:

@@ -384,6 +384,19 @@ def test_another_launch_is_needed_while_it_could_decide(values: tuple[float, ...
     assert another_launch(launches(*values), FLOOR) is more
 
 
+@pytest.mark.parametrize(
+    ("windows", "more"),
+    [((5,) * 7 + (0.5,) * 3, True), ((5,) * 8 + (0.5,) * 2, False), ((0.2,) * 7 + (2,) * 3, True), ((0.2,) * 8, False)],
+)
+def test_another_launch_is_needed_if_windows_far_from_the_floor_disagree(
+    windows: tuple[float, ...], more: bool
+) -> None:
+    row = samples(*windows)
+    assert (judge(row, FLOOR).verdict is Verdict.INCONCLUSIVE) is more
+    assert another_launch(row, FLOOR) is more
+    assert another_launch(row.with_launch(row).with_launch(row), FLOOR) is False
+
+
 def test_a_launch_that_others_disturbed_asks_for_another_one() -> None:
     disturbed = replace(launches(0.5, 0.5, 0.5), contention=(0.0, 0.0, 0.4))
     assert another_launch(disturbed, FLOOR) is True
