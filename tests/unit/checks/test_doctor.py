@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
@@ -203,7 +202,7 @@ def other_switch(tree: Tree) -> None:
 
 def unbound(tree: Tree) -> None:
     [place] = tree.folder.glob("sys/devices/pci*/**/0000:4f:00.0")
-    (place / "driver").unlink()
+    tree.remove(f"{place.relative_to(tree.folder)}/driver")
     without_efa(tree, "rdmap79s0")
 
 
@@ -503,6 +502,12 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return p5(tmp_path_factory.mktemp("p5") / "tree")
 
 
+@pytest.fixture
+def tree(healthy: Tree) -> Iterator[Tree]:
+    with healthy.changed() as tree:
+        yield tree
+
+
 @pytest.fixture(scope="module")
 def wanted() -> Requirements:
     return Requirements(load_profile("p5.48xlarge"), BACKENDS)
@@ -530,10 +535,7 @@ def test_healthy_host_passes_every_check(healthy: Tree, wanted: Requirements) ->
     assert {id for id, one in judged.items() if one.verdict is Verdict.NOT_APPLICABLE} == NOT_ASKED
 
 
-def test_one_cause_is_one_line_with_the_other_checks_below_it(
-    healthy: Tree, wanted: Requirements, tmp_path: Path
-) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_one_cause_is_one_line_with_the_other_checks_below_it(tree: Tree, wanted: Requirements) -> None:
     tree.answer("nixl", {"why": "No module named 'nixl'"})
     answers = examine(facts_of(tree), wanted, gate=False)
     failing = [one.check.id for one in answers if one.judgement.reason == "No module named 'nixl'"]
@@ -546,10 +548,7 @@ def test_one_cause_is_one_line_with_the_other_checks_below_it(
     assert f"{len(failing)} FAIL" in told[-1], "each of them is counted"
 
 
-def test_what_is_good_is_one_line_of_counts_above_the_verdict(
-    healthy: Tree, wanted: Requirements, tmp_path: Path
-) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_what_is_good_is_one_line_of_counts_above_the_verdict(tree: Tree, wanted: Requirements) -> None:
     tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
     results = examine(facts_of(tree), wanted, gate=False)
     shown = [line.text for line in result_lines(results, note="a note")]
@@ -572,8 +571,7 @@ def test_healthy_host_passes_every_required_check(healthy: Tree, wanted: Require
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_fault_is_reported_by_its_check(fault: Fault, healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_fault_is_reported_by_its_check(fault: Fault, tree: Tree, wanted: Requirements) -> None:
     fault.make(tree)
     judged = verdicts(facts_of(tree), wanted)
     assert judged[fault.check].verdict is fault.verdict
@@ -585,11 +583,8 @@ def test_fault_is_reported_by_its_check(fault: Fault, healthy: Tree, wanted: Req
 
 
 @pytest.mark.parametrize(("ahead", "most"), [(0.0, 1), (2.4, 4), (-0.2, 2)])
-def test_clocks_differ_by_no_more_than_is_said(
-    ahead: float, most: int, healthy: Tree, wanted: Requirements, tmp_path: Path
-) -> None:
+def test_clocks_differ_by_no_more_than_is_said(ahead: float, most: int, tree: Tree, wanted: Requirements) -> None:
     """Etcd tells whole seconds, and the fact is the distance to the nearest end of its second."""
-    tree = healthy.copy(tmp_path / "tree")
     answer("etcd", clock=ahead)(tree)
     judged = verdicts(facts_of(tree), wanted)["etcd-clock"]
     assert judged.reason == f"the clocks differ by at most {most} s"
@@ -607,16 +602,14 @@ def test_clocks_differ_by_no_more_than_is_said(
     ],
 )
 def test_gpus_that_cuda_shows_on_purpose_are_no_fault(
-    make: Callable[[Tree], None], healthy: Tree, wanted: Requirements, tmp_path: Path
+    make: Callable[[Tree], None], tree: Tree, wanted: Requirements
 ) -> None:
-    tree = healthy.copy(tmp_path / "tree")
     make(tree)
     assert list(bad(verdicts(facts_of(tree), wanted))) == []
 
 
 @pytest.mark.parametrize("host", ["10.0.0.11", "127.0.0.1", "0.0.0.0", "node-b", ""])
-def test_a_side_channel_may_listen_at_this_host(host: str, healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_a_side_channel_may_listen_at_this_host(host: str, tree: Tree, wanted: Requirements) -> None:
     variable("VLLM_NIXL_SIDE_CHANNEL_HOST", host)(tree)
     assert verdicts(facts_of(tree), wanted)["variables-agree"].verdict is Verdict.PASS
 
@@ -633,9 +626,8 @@ def test_a_side_channel_may_listen_at_this_host(host: str, healthy: Tree, wanted
     ],
 )
 def test_nvlinks_are_counted_against_those_of_the_model(
-    change: Callable[[Any], None], verdict: Verdict, healthy: Tree, tmp_path: Path
+    change: Callable[[Any], None], verdict: Verdict, tree: Tree
 ) -> None:
-    tree = healthy.copy(tmp_path / "tree")
     nvml(change)(tree)
     judged = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))
     assert judged["gpu-nvlink"].verdict is verdict
@@ -653,10 +645,7 @@ def test_nvlinks_are_counted_against_those_of_the_model(
         ("h200", "NVIDIA GH200 480GB", FAIL),
     ],
 )
-def test_shipped_profile_of_a_gpu_accepts_no_other_model(
-    profile: str, name: str, verdict: Verdict, healthy: Tree, tmp_path: Path
-) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_shipped_profile_of_a_gpu_accepts_no_other_model(profile: str, name: str, verdict: Verdict, tree: Tree) -> None:
     nvml(nvlinks(18, name, gpus=2))(tree)
     judged = verdicts(facts_of(tree), Requirements(load_profile(profile), ("UCX",)))
     assert judged["gpus"].verdict is verdict
@@ -670,9 +659,8 @@ def test_shipped_profile_of_a_gpu_accepts_no_other_model(
     "make", [lambda tree: None, lambda tree: tree.remove("/dev/gdrdrv"), lambda tree: tree.remove("/sys/module/gdrdrv")]
 )
 def test_ucx_without_gdr_copy_does_not_use_gdrcopy(
-    make: Callable[[Tree], None], healthy: Tree, wanted: Requirements, tmp_path: Path
+    make: Callable[[Tree], None], tree: Tree, wanted: Requirements
 ) -> None:
-    tree = healthy.copy(tmp_path / "tree")
     make(tree)
     nixl(ucx_variables=["UCX_TLS", "UCX_NET_DEVICES", "UCX_LOG_LEVEL"])(tree)
     judged = verdicts(facts_of(tree), wanted)["gdrcopy"]
@@ -680,8 +668,7 @@ def test_ucx_without_gdr_copy_does_not_use_gdrcopy(
     assert judged.reason.startswith("this UCX has no gdr_copy, as in NIXL's wheels, or cannot load the libgdrapi.so.2")
 
 
-def test_shipped_profile_of_a_gpu_expects_one(healthy: Tree, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_shipped_profile_of_a_gpu_expects_one(tree: Tree) -> None:
     nvml(lambda answer: answer.update(gpus=[], pairs=[]))(tree)
     judged = verdicts(facts_of(tree), Requirements(load_profile("h100"), ("UCX",)))["gpus"]
     assert (judged.verdict, judged.reason) == (FAIL, "the driver lists no GPU, and the profile's machine has one")
@@ -698,19 +685,15 @@ def test_shipped_profile_of_a_gpu_expects_one(healthy: Tree, tmp_path: Path) -> 
     ],
 )
 def test_remedy_of_what_nvml_does_not_report_is_that_of_its_cause(
-    why: str, remedy: str, healthy: Tree, wanted: Requirements, tmp_path: Path
+    why: str, remedy: str, tree: Tree, wanted: Requirements
 ) -> None:
-    tree = healthy.copy(tmp_path / "tree")
     tree.answer("nvml", {"why": why})
     judged = verdicts(facts_of(tree), wanted)
     for id in ("gpu-ecc", "gpu-bar1", "gpu-persistence"):
         assert (judged[id].verdict, judged[id].remedy[: len(remedy)]) == (UNKNOWN, remedy)
 
 
-def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(
-    healthy: Tree, wanted: Requirements, tmp_path: Path
-) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(tree: Tree, wanted: Requirements) -> None:
     nvml(lambda found: found.update(gpus=[], pairs=[]))(tree)
     facts, ids = facts_of(tree), ("gpu-p2p", "gpu-nvlink", "gdrcopy")
     of_profile = verdicts(facts, wanted)
@@ -720,14 +703,12 @@ def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(
     assert {without[id].remedy for id in ids} == {""}
 
 
-def test_remedy_of_a_missing_fabric_manager(healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_remedy_of_a_missing_fabric_manager(tree: Tree, wanted: Requirements) -> None:
     cuda(802)(tree)
     assert "`systemctl status nvidia-fabricmanager`" in verdicts(facts_of(tree), wanted)["gpu-driver"].remedy
 
 
-def test_smaller_set_of_gpus_than_the_profile_has_is_named(healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_smaller_set_of_gpus_than_the_profile_has_is_named(tree: Tree, wanted: Requirements) -> None:
     cuda(shown=4, visible="0,1,2,3")(tree)
     judged = verdicts(facts_of(tree), wanted)["gpus"]
     assert judged == passed("8 NVIDIA H100 80GB HBM3; CUDA_VISIBLE_DEVICES=0,1,2,3 shows 4 of them to this process")
@@ -740,17 +721,14 @@ def test_smaller_set_of_gpus_than_the_profile_has_is_named(healthy: Tree, wanted
         (80 << 30, "BAR1 of 8 GPUs is as large as the memory"),
     ],
 )
-def test_size_of_bar1_is_said(size: int, start: str, healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_size_of_bar1_is_said(size: int, start: str, tree: Tree, wanted: Requirements) -> None:
     nvml(bar1(size))(tree)
     judged = verdicts(facts_of(tree), wanted)["gpu-bar1"]
     assert (judged.verdict, judged.reason[: len(start)]) == (Verdict.PASS, start)
 
 
 @pytest.mark.parametrize("usual", [900, 20000])
-def test_errors_that_most_links_have_are_not_one_devices(usual: int, healthy: Tree, tmp_path: Path,
-                                                         wanted: Requirements) -> None:  # fmt: skip
-    tree = healthy.copy(tmp_path / "tree")
+def test_errors_that_most_links_have_are_not_one_devices(usual: int, tree: Tree, wanted: Requirements) -> None:
     symbol_errors(tree, usual)
     assert verdicts(facts_of(tree), wanted)["rdma-ports"].verdict is Verdict.PASS
 
@@ -798,18 +776,16 @@ CONSEQUENCES = {
 }
 
 
-def test_cards_without_a_driver_are_reported_whatever_the_profile_expects(healthy: Tree, tmp_path: Path) -> None:
+def test_cards_without_a_driver_are_reported_whatever_the_profile_expects(tree: Tree) -> None:
     """A host that has lost all its RDMA devices has none that a profile without [machine] could miss."""
-    tree = healthy.copy(tmp_path / "tree")
     unbound(tree)
-    shutil.rmtree(tree.folder / "sys/class/infiniband")
+    tree.remove("/sys/class/infiniband")
     found = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))["rdma-devices"]
     assert found.verdict is Verdict.FAIL
     assert found.reason == "no driver is bound to 1 network card (0000:4f:00.0)"
 
 
-def test_libraries_that_nobody_has_read_are_unknown(healthy: Tree, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
+def test_libraries_that_nobody_has_read_are_unknown(tree: Tree) -> None:
     nixl(libraries=[], etcd_client={"path": "", "patched": False})(tree)
     judgement = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))["etcd-client-library"]
     assert judgement.verdict is Verdict.UNKNOWN, judgement.reason
@@ -824,9 +800,8 @@ def test_the_doctor_says_that_a_profile_without_a_machine_misses_no_device(
     assert (note in capsys.readouterr().out) is said
 
 
-def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(healthy: Tree, tmp_path: Path) -> None:
+def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(tree: Tree, tmp_path: Path) -> None:
     """A value that this host supports still makes every row WRONG-TRANSPORT if the profile accepts other transports."""
-    tree = healthy.copy(tmp_path / "tree")
     variable("UCX_TLS", "ib,cuda,tcp")(tree)
     facts = facts_of(tree)
 
@@ -854,12 +829,11 @@ def test_every_check_has_a_fault() -> None:
     assert untested == {"nic-rate", "etcd-client-patch", "storage-queues", "transfers-arrive", *OF_IMAGES}
 
 
-def test_interface_below_the_rate_of_the_profile_fails(healthy: Tree, tmp_path: Path) -> None:
+def test_interface_below_the_rate_of_the_profile_fails(tree: Tree, tmp_path: Path) -> None:
     profile = tmp_path / "tcp.toml"
     profile.write_text(
         '[profile]\nname = "tcp"\n[machine]\nnics = 1\nnic_rate = "100 Gb/s"\nnic_kind = "tcp"\nsource = "-"'
     )
-    tree = healthy.copy(tmp_path / "tree")
     for nic in tree.place("/sys/class/net").iterdir():
         tree.write(f"/sys/class/net/{nic.name}/speed", 25000 if nic.name == "enp72s0" else 100000)
     judged = verdicts(facts_of(tree), Requirements(load_profile(str(profile)), BACKENDS))
@@ -868,9 +842,8 @@ def test_interface_below_the_rate_of_the_profile_fails(healthy: Tree, tmp_path: 
     assert "enp72s0 at 25 Gb/s" in judged["nic-rate"].reason
 
 
-def test_backend_that_no_engine_will_use_is_named(healthy: Tree, tmp_path: Path) -> None:
+def test_backend_that_no_engine_will_use_is_named(tree: Tree) -> None:
     profile = load_profile("p5.48xlarge")
-    tree = healthy.copy(tmp_path / "tree")
     ucx = verdicts(facts_of(tree), Requirements(profile, ("UCX",)))["engine-backend-fits"]
     assert ucx.verdict is WARN
     assert (

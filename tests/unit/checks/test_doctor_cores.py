@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from helpers.fake_sysfs import Tree, p5
@@ -27,8 +27,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 @pytest.fixture
-def tree(healthy: Tree, tmp_path: Path) -> Tree:
-    return healthy.copy(tmp_path / "tree")
+def tree(healthy: Tree) -> Iterator[Tree]:
+    with healthy.changed() as tree:
+        yield tree
 
 
 def ask(tree: Tree, check: str) -> Judgement:

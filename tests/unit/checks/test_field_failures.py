@@ -255,12 +255,12 @@ TREES = [report for report in ALL if report.tree is not None]
 
 
 @pytest.mark.parametrize("report", TREES, ids=_ids(TREES))
-def test_a_fault_of_a_host_is_named(report: Report, healthy: Tree, tmp_path: Path) -> None:
+def test_a_fault_of_a_host_is_named(report: Report, healthy: Tree) -> None:
     assert _judged(healthy, report).verdict is Verdict.PASS
-    tree = healthy.copy(tmp_path / "tree")
     assert report.tree is not None
-    report.tree(tree)
-    judged = _judged(tree, report)
+    with healthy.changed() as tree:
+        report.tree(tree)
+        judged = _judged(tree, report)
     assert judged.verdict in BAD
     assert report.reason in judged.reason
 

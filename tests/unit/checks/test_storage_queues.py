@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT
@@ -38,8 +37,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 @pytest.fixture
-def tree(healthy: Tree, tmp_path: Path) -> Tree:
-    return healthy.copy(tmp_path / "tree")
+def tree(healthy: Tree) -> Iterator[Tree]:
+    with healthy.changed() as tree:
+        yield tree
 
 
 def calls(io_setup: str = "EFAULT", io_uring_setup: str = "EFAULT") -> Callable[[Tree], None]:
