@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change a seeded sample of the package and the suites, one place at a time, and count the changes that tests notice.
 
-``python -m helpers.mutants [--sample=N] [--seed=N] [--least=PERCENT] [--operators] [--quick] [--near] [PATH…]``
+``python -m helpers.mutants [--sample=N] [--seed=N] [--least=PERCENT] [--operators] [PATH…]``
 ``python -m helpers.mutants --matrix=FILE [--sample=N] [--seed=N] [--operators] [--most=SECONDS] [--stop] [PATH…]``
 ``python -m helpers.mutants --cover=FILE [--keep=EXPRESSION]``
 
 ``mutations`` makes the changes, as many of each kind: those of meaning, or with ``--operators`` those of operators. One
 run of the unit tests tells which tests run which line: coverage.py sees their own process, and ``child_lines`` those
-that they start. Tests that fail without any change are left out. A change is made in a copy of the clone, and the tests
-that run its line run there until one fails: those nearest to the module first (``near``). If it lives, the nearest
-tests that take long run. It has died when a test fails, or takes far longer than it may.
+that they start. Tests that fail without any change are left out. Then the tests that run the line of a change run with
+it in a copy of the clone. Most changes take a fraction of a second, because no Python is started for them
+(``swapped``). One that lives so, or that only other processes reach, is written into the copy, and its tests run there.
+It has died when a test fails, or takes far longer than it may.
 
-Changes are tried in no order, so that the outcomes of a run that was ended are a sample, too. ``--near`` saves the
-first run: only the nearest short tests are tried.
-
-``--matrix`` runs all tests that reach a change, without stopping at the first that fails, and appends who kills what to
-a file outside the clone, of changes of both kinds; the same command goes on where it was ended. Most changes take a
-fraction of a second, because no Python is started for them (``swapped``). If the tests of a change take longer than
-``--most`` seconds, the slowest of them run only until one fails. With ``--stop``, one that fails is enough, which tells
-whether a reduced set of tests still kills all. ``--cover`` reads such a file: it prints the changes that live, and by a
-greedy weighted set cover the tests that kill nothing that the others do not kill.
+``--matrix`` does not stop at the first test that fails, and appends who kills what to a file outside the clone, of
+changes of both kinds; the same command goes on where it was ended. If the tests of a change take longer than ``--most``
+seconds, the slowest of them run only until one fails. With ``--stop``, one that fails is enough, which tells whether a
+reduced set of tests still kills all. ``--cover`` reads such a file: it prints the changes that live, and by a greedy
+weighted set cover the tests that kill nothing that the others do not kill.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -56,13 +53,9 @@ WHERE = ("pytest_nixl", "suites")
 LEFT_OUT = ("make_ptx", "by_torch", "azure_blob")
 #: The most seconds that the tests of one change take without it. The quickest run first: most changes die at once.
 MOST_SECONDS = 20.0
-#: The tests that run for each change, and those that run for each that lived.
-QUICK, LONG = near.MARKS, "long and not alone and not whole and not soak"
 #: A test has noticed a change when it takes that many times as long as without it, and so many seconds. A busy machine
 #: makes all tests slower: if one is late, the same tests run without the change, and the limit grows if they are slow.
 TIMES, SECONDS = 10, 20
-#: So many of the nearest test files are tried with ``--near``, and the most seconds that they take.
-NEAREST, NEAR_SECONDS = 6, 300.0
 #: The most seconds that the tests of a module may take without a change.
 UNCHANGED = 3600.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,7 +186,7 @@ class Tests:
             for name in filter(None, names):
                 if (ROOT / name).is_file():
                     (folder / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ROOT / name, folder / str(number) / name)
+                    shutil.copy2(ROOT / name, folder / str(number) / name, follow_symlinks=False)
             self._copies.put(folder / str(number))
 
     def copies(self) -> list[Path]:
@@ -202,7 +195,6 @@ class Tests:
     def run(
         self,
         tests: Sequence[str],
-        marks: str,
         limit: float,
         mutant: Mutant | None = None,
         more: Sequence[str] = ("-x",),
@@ -216,13 +208,14 @@ class Tests:
         changed = copy / f"{mutant.module}.py" if mutant is not None else None
         listed = copy / "tests.txt"
         listed.write_text("\n".join(tests))
-        command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-q", *more, "-m", marks]
+        options = ["-W", "error", "-p", "no:cacheprovider", "-q", *more, "-m", near.MARKS]
+        command = [sys.executable, "-m", "pytest", *options, f"@{listed}"]
         start = time.monotonic()
         try:
             if mutant is not None and changed is not None:
                 changed.write_text(mutant.code(read(mutant.module)), encoding="utf-8")
             process = subprocess.Popen(
-                [*command, f"@{listed}"], cwd=copy, env={**os.environ, "PYTHONPATH": f"{copy}:{copy / 'tests'}"},
+                command, cwd=copy, env={**os.environ, "PYTHONPATH": f"{copy}:{copy / 'tests'}"},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )  # fmt: skip
             try:
@@ -256,26 +249,12 @@ class Tests:
                 f"--junitxml={times}", "-p", "helpers.child_lines")  # fmt: skip
         with child_lines.installed(self._folder / "0", children), pytest.MonkeyPatch.context() as patch:
             patch.setenv(child_lines.FILE, str(children))
-            result, seconds = self.run(files, QUICK, UNCHANGED, more=more)
+            result, seconds = self.run(files, UNCHANGED, more=more)
         if result not in ("passed", "failed"):
             print(f"without a change, the result of the unit tests after {seconds:.0f} s is: {result}")
             return None
         print(f"the unit tests took {seconds:.0f} s", flush=True)
         return Covering.read(data, children, times, self._folder / "0")
-
-    def unchanged(self, file: str) -> float | None:
-        """Return the seconds that a file's long tests take without a change; 0: it has none; None: they fail twice."""
-        for _ in range(2):
-            result, seconds = self.run([file], LONG, UNCHANGED)
-            if result in ("passed", "none"):
-                return seconds if result == "passed" else 0.0
-        return None
-
-    def near(self, mutant: Mutant) -> str:
-        """Return what :meth:`run` returns first with a change, of the nearest short tests. To be late says nothing."""
-        files = tests_of(mutant.module)[:NEAREST]
-        result = self.run(files, QUICK, NEAR_SECONDS, mutant)[0] if files else "none"
-        return "none" if result == "late" else result
 
     def reaching(self, mutant: Mutant, covering: Covering) -> str:
         """Return what :meth:`run` returns first with a change, of the tests that run its line."""
@@ -283,18 +262,12 @@ class Tests:
         if not chosen:
             return "none"
         limit = SECONDS + TIMES * seconds
-        result, _ = self.run(chosen, QUICK, limit, mutant)
+        result, _ = self.run(chosen, limit, mutant)
         if result == "late":  # because of the change, if they take less without it
-            _, now = self.run(chosen, QUICK, UNCHANGED)
+            _, now = self.run(chosen, UNCHANGED)
             if SECONDS + TIMES * now > limit:
-                result, _ = self.run(chosen, QUICK, SECONDS + TIMES * now, mutant)
+                result, _ = self.run(chosen, SECONDS + TIMES * now, mutant)
         return result
-
-    def long(self, mutant: Mutant, seconds: Mapping[str, float | None]) -> str:
-        """Return what :meth:`run` returns first with a change, of long tests; ``seconds``: of each file unchanged."""
-        files = [file for file in tests_of(mutant.module) if seconds[file]]
-        limit = TIMES * sum(seconds[file] or 0.0 for file in files) + SECONDS
-        return self.run(files, LONG, limit, mutant)[0] if files else "none"
 
 
 def describe(mutant: Mutant) -> str:
@@ -320,27 +293,36 @@ def try_all(
     return sorted(lives), late
 
 
-def fill_matrix(chosen: Sequence[Mutant], options: argparse.Namespace) -> int:
-    """Append the outcomes of changes to a matrix; leave out those that it has."""
-    file = options.matrix.resolve()
+def fill_matrix(file: Path, chosen: Sequence[Mutant], options: argparse.Namespace, *, stop: bool) -> int:
+    """Append the outcomes of changes to a matrix; leave out those that it has.
+
+    With ``stop``, one test that fails is enough, and what lives is tried once more in a pytest of its own.
+    """
     earlier = matrix.Matrix.read(file)
     remaining = [mutant for mutant in chosen if mutant not in earlier.killers and mutant not in earlier.untried]
-    print(f"{len(remaining)} of them are not in {file}", flush=True)
     files = matrix.test_files(options.paths, options.tests.split())
     if not remaining or not files:
         return 0 if files else 2
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(options.jobs) as pool:
         tests = Tests(Path(folder), options.jobs)
         covering = tests.covering(files, options.jobs)
         if covering is None:
             return 2
         changes = [matrix.reaching(mutant, covering, tests_of(mutant.module), options.most) for mutant in remaining]
-        matrix.fill(file, changes, covering, files, tests.copies(), QUICK, options.stop)
-    results = matrix.Matrix.read(file)
-    lives = [mutant for mutant in remaining if not results.killers.get(mutant, True)]
-    tried = [mutant for mutant in remaining if mutant in results.killers]
-    print(f"{len(tried) - len(lives)} of {len(tried)} changes died, {len(remaining) - len(tried)} were not tried")
-    return 0
+        matrix.fill(file, changes, covering, files, tests.copies(), near.MARKS, stop or options.stop)
+        results = matrix.Matrix.read(file)
+        lives = [mutant for mutant in remaining if not results.killers.get(mutant)]
+        if stop:
+            lives, late = try_all(pool, partial(tests.reaching, covering=covering), lives)
+            print("\n".join(map(describe, lives)))
+            print(f"{late} died by their time")
+    tried, lived = (Counter(mutant.operator for mutant in mutants) for mutants in (remaining, lives))
+    print("\n".join(f"{name}: {count - lived[name]} of {count} died" for name, count in sorted(tried.items())))
+    died = len(remaining) - len(lives)
+    share = 100 * died / len(remaining)
+    untried = len(results.untried.intersection(lives))
+    print(f"{died} of {len(remaining)} changes died ({share:.1f} %); {untried} were not tried", flush=True)
+    return 0 if share >= options.least else 1
 
 
 def print_cover(file: Path, keep: str) -> int:
@@ -363,13 +345,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sample", type=int, default=400, help="the number of changes; 0: all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--after", type=int, default=0, help="leave out that many of the sample, to go on with a run")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--least", type=float, default=85.0, help="the percentage that must die")
     parser.add_argument("--tests", default="tests/unit", help="the tests that are tried")
     parser.add_argument("--operators", action="store_true", help="change operators and values, not meaning")
-    parser.add_argument("--near", action="store_true", help="try only the nearest short tests")
-    parser.add_argument("--quick", action="store_true", help="leave out the tests that take long")
     parser.add_argument("--matrix", type=Path, help="append who kills what to this file")
     parser.add_argument("--most", type=float, default=1.0, help="the seconds of the tests that all run for a change")
     parser.add_argument("--stop", action="store_true", help="one test that fails is enough for the matrix")
@@ -381,37 +360,15 @@ def main() -> int:
     if options.cover:
         return print_cover(options.cover, options.keep)
     operators = OPERATORS if options.operators else {**MEANING, **OPERATORS} if options.matrix else MEANING
-    chosen = list(islice(choose(options.paths, operators, options.seed), options.after, options.sample or None))
+    chosen = list(islice(choose(options.paths, operators, options.seed), options.sample or None))
     if not chosen:
         print(f"no change can be made in {' '.join(options.paths)}: name files or folders of the clone")
         return 2
     print(f"{len(chosen)} changes, seed {options.seed}", flush=True)
     if options.matrix:
-        return fill_matrix(chosen, options)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        tests = Tests(Path(folder), options.jobs)
-        judge: Callable[[Mutant], str] = tests.near
-        if not options.near:
-            covering = tests.covering(options.tests.split(), options.jobs)
-            if covering is None:
-                return 2
-            judge = partial(tests.reaching, covering=covering)
-        lives, late = try_all(pool, judge, chosen)
-        if not options.quick and not options.near:
-            files = sorted({file for mutant in lives for file in tests_of(mutant.module)})
-            seconds = dict(zip(files, pool.map(tests.unchanged, files), strict=True))
-            if broken := [file for file in files if seconds[file] is None]:
-                print(f"these tests fail without any change: {' '.join(broken)}")
-                return 2
-            lives, slow = try_all(pool, partial(tests.long, seconds=seconds), lives)
-            late += slow
-    print("\n".join(map(describe, lives)))
-    tried, lived = (Counter(mutant.operator for mutant in mutants) for mutants in (chosen, lives))
-    print("\n".join(f"{name}: {count - lived[name]} of {count} died" for name, count in sorted(tried.items())))
-    died = len(chosen) - len(lives)
-    share = 100 * died / len(chosen)
-    print(f"{died} of {len(chosen)} changes died ({share:.1f} %), {late} of them by their time")
-    return 0 if share >= options.least else 1
+        return fill_matrix(options.matrix.resolve(), chosen, options, stop=False)
+    with tempfile.TemporaryDirectory() as folder:
+        return fill_matrix(Path(folder) / "outcomes.jsonl", chosen, options, stop=True)
 
 
 if __name__ == "__main__":
