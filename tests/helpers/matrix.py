@@ -86,8 +86,8 @@ def reaching(mutant: Mutant, covering: Covering, nearest: Sequence[str], most: f
     if not line and not at_import and covering.elsewhere.get(mutant.module, {}).get(mutant.line):
         return Change(mutant, [], 0)  # only a process that a test starts runs it
     if not line and nearest:
-        near_names = {name for name in names if name.partition("::")[0] in nearest}
-        names = near_names or {name for name in covering.seconds if name.partition("::")[0] in nearest}
+        # A test that reads only a constant of the module runs no line of it.
+        names = {name for name in covering.seconds if name.partition("::")[0] in nearest} or names
     tests = sorted(
         (name for name in names if name in covering.seconds),
         key=lambda name: (name.partition("::")[0] not in nearest, covering.seconds[name], name),

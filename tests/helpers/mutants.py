@@ -157,11 +157,14 @@ class Covering:
         nearest = tests_of(mutant.module)
         near, far = (lines.get(mutant.module, {}) for lines in (self.lines, self.elsewhere))
         line = next((line for line in range(mutant.line, mutant.line - 6, -1) if near.get(line) or far.get(line)), 0)
-        reaching = near.get(line, set()) | far.get(line, set()) or set().union(*near.values(), *far.values())
+        # A test that reads only a constant of the module runs no line of it.
+        of_nearest = {name for name in self.seconds if name.partition("::")[0] in nearest}
+        reaching = near.get(line, set()) | far.get(line, set())
+        reaching = reaching or of_nearest.union(*near.values(), *far.values())
         files = {name.partition("::")[0] for name in far.get(line, ())}
         after = {name for name in self.seconds if name.partition("::")[0] in files} - reaching
         names = sorted(
-            reaching | after or {name for name in self.seconds if name.partition("::")[0] in nearest},
+            reaching | after,
             key=lambda name: (name in after, name.partition("::")[0] not in nearest, self.seconds.get(name, 1.0), name),
         )
         chosen: list[str] = []

@@ -127,7 +127,7 @@ def _has_order(node: ast.AST, source: Source) -> bool:
 def swap_arguments(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Swap two arguments, fields or elements that look like values of one type."""
     groups: list[Sequence[ast.expr]] = [_elements(node, source) if _has_order(node, source) else ()]
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") not in ("max", "min"):
         groups += [node.args, [keyword.value for keyword in node.keywords]]
     for first, second in (pair for group in groups for pair in pairwise(group)):
         if _alike(first, second):
