@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ from helpers.swapped import WORK, Change, Work, append
 if TYPE_CHECKING:
     from helpers.mutants import Covering
 
+#: The seconds of the tests that are tried for a change.
+MOST_SECONDS = 8.0
 #: How often the progress is printed.
 PROGRESS_SECONDS = 60.0
 
@@ -92,19 +95,16 @@ def reaching(mutant: Mutant, covering: Covering, nearest: Sequence[str], most: f
         (name for name in names if name in covering.seconds),
         key=lambda name: (name.partition("::")[0] not in nearest, covering.seconds[name], name),
     )
-    total, count = 0.0, 0
-    for name in tests:
-        total += covering.seconds[name]
-        if total > most and count:
-            break
-        count += 1
+    ends = list(accumulate(covering.seconds[name] for name in tests))
+    count = sum(end <= most for end in ends) or min(1, len(tests))
+    tests = tests[: max(count, sum(end <= MOST_SECONDS for end in ends))]
     # One file after the other: a fixture of a module is made once.
     return Change(mutant, [*sorted(tests[:count]), *tests[count:]], count, at_import)
 
 
 def fill(
     file: Path, changes: Sequence[Change], covering: Covering, files: Sequence[str], copies: Sequence[Path],
-    marks: str, stop: bool,
+    marks: str,
 ) -> None:  # fmt: skip
     """Try changes in the copies of the clone, at the same time, and append the outcomes to a file."""
     elsewhere = set().union(*(names for lines in covering.elsewhere.values() for names in lines.values()))
@@ -126,7 +126,8 @@ def fill(
                 if works[1].exists():
                     processes.append(started([sys.executable, "-m", "helpers.swapped", str(works[1])], copy, works[1]))
             else:
-                Work(str(file), str(works[1]), list(changes[number :: len(copies)]), stop).write(works[0])
+                work = Work(str(file), str(works[1]), list(changes[number :: len(copies)]), dict(covering.seconds))
+                work.write(works[0])
                 processes.append(started([*command, *files], copy, works[0]))
         last = time.monotonic()
         while any(process.poll() is None for process in processes):

@@ -2,7 +2,7 @@
 """Change a seeded sample of the package and the suites, one place at a time, and count the changes that tests notice.
 
 ``python -m helpers.mutants [--sample=N] [--seed=N] [--least=PERCENT] [--operators] [PATH…]``
-``python -m helpers.mutants --matrix=FILE [--sample=N] [--seed=N] [--operators] [--most=SECONDS] [--stop] [PATH…]``
+``python -m helpers.mutants --matrix=FILE [--sample=N] [--seed=N] [--operators] [--most=SECONDS] [PATH…]``
 ``python -m helpers.mutants --cover=FILE [--keep=EXPRESSION]``
 
 ``mutations`` makes the changes, as many of each kind: those of meaning, or with ``--operators`` those of operators. One
@@ -14,9 +14,10 @@ It has died when a test fails, or takes far longer than it may.
 
 ``--matrix`` does not stop at the first test that fails, and appends who kills what to a file outside the clone, of
 changes of both kinds; the same command goes on where it was ended. If the tests of a change take longer than ``--most``
-seconds, the slowest of them run only until one fails. With ``--stop``, one that fails is enough, which tells whether a
-reduced set of tests still kills all. ``--cover`` reads such a file: it prints the changes that live, and by a greedy
-weighted set cover the tests that kill nothing that the others do not kill.
+seconds, the slowest of them run only until one fails. With ``--most=0``, one that fails is enough, which tells whether
+a reduced set of tests still kills all. ``--cover`` reads such a file: it prints the changes that live, and by a greedy
+weighted set cover the tests that kill nothing that the others do not kill. Which tests run which line is kept in
+``FILE.lines``, for the next command on the same clone.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import random
 import re
 import shutil
@@ -39,9 +41,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cache, partial
+from hashlib import sha256
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from queue import SimpleQueue
+from typing import cast
 
 import pytest
 
@@ -185,11 +189,12 @@ class Tests:
         self._copies: SimpleQueue[Path] = SimpleQueue()
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+        paths = [name for name in names if name and (ROOT / name).is_file()]
+        self.digest = sha256(b"".join(sha256((ROOT / name).read_bytes()).digest() for name in paths)).hexdigest()
         for number in range(jobs):
-            for name in filter(None, names):
-                if (ROOT / name).is_file():
-                    (folder / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ROOT / name, folder / str(number) / name, follow_symlinks=False)
+            for name in paths:
+                (folder / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / str(number) / name, follow_symlinks=False)
             self._copies.put(folder / str(number))
 
     def copies(self) -> list[Path]:
@@ -241,6 +246,18 @@ class Tests:
             killer = named[1] if named else output.strip().splitlines()[-1:]
             print(f"{mutant.module}.py:{mutant.line} {mutant.operator} by {killer}", flush=True)
         return "failed", seconds
+
+    def kept_covering(self, file: Path, files: Sequence[str], jobs: int) -> Covering | None:
+        """Return what a file has of the same clone and tests, or :meth:`covering`, which is written to the file."""
+        key = f"{self.digest} {' '.join(files)}"
+        if file.exists():
+            kept, covering = pickle.loads(file.read_bytes())
+            if kept == key:
+                return cast("Covering", covering)
+        covering = self.covering(files, jobs)
+        if covering is not None:
+            file.write_bytes(pickle.dumps((key, covering)))
+        return covering
 
     def covering(self, files: Sequence[str], jobs: int) -> Covering | None:
         """Run the unit tests that are not long, and return which tests run which line; None: there is no test."""
@@ -308,11 +325,12 @@ def fill_matrix(file: Path, chosen: Sequence[Mutant], options: argparse.Namespac
         return 0 if files else 2
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(options.jobs) as pool:
         tests = Tests(Path(folder), options.jobs)
-        covering = tests.covering(files, options.jobs)
+        covering = tests.kept_covering(Path(f"{file}.lines"), files, options.jobs)
         if covering is None:
             return 2
-        changes = [matrix.reaching(mutant, covering, tests_of(mutant.module), options.most) for mutant in remaining]
-        matrix.fill(file, changes, covering, files, tests.copies(), near.MARKS, stop or options.stop)
+        most = 0.0 if stop else options.most
+        changes = [matrix.reaching(mutant, covering, tests_of(mutant.module), most) for mutant in remaining]
+        matrix.fill(file, changes, covering, files, tests.copies(), near.MARKS)
         results = matrix.Matrix.read(file)
         lives = [mutant for mutant in remaining if not results.killers.get(mutant)]
         if stop:
@@ -353,8 +371,12 @@ def main() -> int:
     parser.add_argument("--tests", default="tests/unit", help="the tests that are tried")
     parser.add_argument("--operators", action="store_true", help="change operators and values, not meaning")
     parser.add_argument("--matrix", type=Path, help="append who kills what to this file")
-    parser.add_argument("--most", type=float, default=1.0, help="the seconds of the tests that all run for a change")
-    parser.add_argument("--stop", action="store_true", help="one test that fails is enough for the matrix")
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=1.0,
+        help="the seconds of the tests that all run for a change; 0: one that fails is enough",
+    )
     parser.add_argument("--cover", type=Path, help="print what lives in a matrix, and the tests that are not needed")
     parser.add_argument("--keep", default="(?!)", help="an expression for tests that --cover does not name")
     parser.add_argument("paths", nargs="*", default=WHERE, help="files or folders, such as pytest_nixl/judge/row.py")

@@ -68,7 +68,6 @@ class Work:
 
     :ivar file: gets a line for each change.
     :ivar left: gets the changes that need an import.
-    :ivar stop: whether a test that fails is enough.
     :ivar seconds: of each test without a change.
     :ivar modules: what the tests import of others, for a process that is to fork quickly.
     """
@@ -76,7 +75,6 @@ class Work:
     file: str
     left: str
     changes: list[Change]
-    stop: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     modules: list[str] = field(default_factory=list)
 
@@ -333,27 +331,32 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     functions = Functions(Path.cwd())
     gc.collect()
     gc.freeze()
-    unchanged = in_child(lambda pipe: run_tests(pipe, list(items), len(items) + 1, []), list(items), 3600)
-    work.seconds = unchanged.seconds
-    good = set(unchanged.seconds) - set(unchanged.failed)
-    print(
-        f"{len(good)} tests in {sum(unchanged.seconds.values()):.0f} s; these fail: {unchanged.failed}", file=sys.stderr
-    )
+    verified: dict[str, bool] = {}
+
+    def passes(name: str) -> bool:
+        """Return whether a test passes in a child without a change."""
+        if name not in verified:
+            run = functools.partial(run_tests, tests=[name], all_of_them=1, swaps=[])
+            outcomes = in_child(run, [name], 20 + LATE_TIMES * work.seconds.get(name, 1.0))
+            verified[name] = name in outcomes.seconds and not outcomes.failed
+        return verified[name]
+
     left = []
     for change in work.changes:
-        kept = [name for name in change.tests if name in good]
-        change.all_of_them = 0 if work.stop else sum(name in good for name in change.tests[: change.all_of_them])
-        change.tests = kept
-        if not kept:
+        if not change.tests:
             record(work, change, "none", Outcomes())
             continue
         swaps = functions.swaps(change.mutant)
         if swaps is None:
             left.append(change)
             continue
-        limit = 20 + LATE_TIMES * sum(work.seconds[name] for name in kept)
-        run = functools.partial(run_tests, tests=kept, all_of_them=change.all_of_them, swaps=swaps)
-        outcomes = in_child(run, kept, limit)
+        while True:
+            change.tests = [name for name in change.tests if name in items and verified.get(name, True)]
+            limit = 20 + LATE_TIMES * sum(work.seconds.get(name, 1.0) for name in change.tests)
+            run = functools.partial(run_tests, tests=change.tests, all_of_them=change.all_of_them, swaps=swaps)
+            outcomes = in_child(run, change.tests, limit)
+            if all(list(map(passes, outcomes.failed))):
+                break
         if change.at_import and not outcomes.failed:  # what it made at import is unchanged
             left.append(change)
         else:
