@@ -127,7 +127,7 @@ def _has_order(node: ast.AST, source: Source) -> bool:
 def swap_arguments(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Swap two arguments, fields or elements that look like values of one type."""
     groups: list[Sequence[ast.expr]] = [_elements(node, source) if _has_order(node, source) else ()]
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") not in ("max", "min"):
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") not in ("max", "min", "suppress"):
         groups += [node.args, [keyword.value for keyword in node.keywords]]
     for first, second in (pair for group in groups for pair in pairwise(group)):
         if _alike(first, second):
@@ -263,7 +263,7 @@ def change_operator(node: ast.AST, source: Source) -> Iterator[Edit]:
         operator, other = ARITHMETIC[type(node.op)]
         start, end = source.span(node.left)[1], source.span(node.right)[0]
         yield start, end, source.bytes[start:end].decode().replace(operator, other, 1)
-    if isinstance(node, ast.Compare):
+    if isinstance(node, ast.Compare) and not CLOCK.search(source.text(node)):  # nobody meets the very moment
         for remaining, operation, right in zip(
             [node.left, *node.comparators], node.ops, node.comparators, strict=False
         ):
