@@ -218,12 +218,24 @@ def skip_one(node: ast.AST, source: Source) -> Iterator[Edit]:
         yield source.replace(node, "pass")
 
 
+def _measures(statement: ast.AST, source: Source) -> bool:
+    """Whether a statement begins or ends what a clock measures: a deadline is met earlier or later unnoticed."""
+    for node in ast.walk(statement):
+        begins = isinstance(node, ast.Assign) and CLOCK.fullmatch(
+            source.text(node.value).rstrip(")").rpartition(".")[2]
+        )
+        ends = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and CLOCK.search(source.text(node.left))
+        if begins or ends:
+            return True
+    return False
+
+
 def reorder_clock(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Read a clock before the statement that it followed, or after that which it preceded."""
     for name in ("body", "orelse", "finalbody"):
         body = getattr(node, name, None)
         for first, second in pairwise(body if isinstance(body, list) else ()):
-            both = [statement for statement in (first, second) if CLOCK.search(source.text(statement))]
+            both = [statement for statement in (first, second) if _measures(statement, source)]
             definitions = (ast.FunctionDef, ast.ClassDef, ast.Return, ast.Raise)
             if both and not isinstance(first, definitions) and not isinstance(second, definitions):
                 yield source.swap(first, second)

@@ -30,6 +30,7 @@ from helpers.swapped import differences
         ("skip_one", "for rank in ranks: stop(rank)", "for rank in list(ranks)[1:]: stop(rank)"),
         ("skip_one", "proxy.close()", "pass"),
         ("reorder_clock", "start = monotonic()\nsend()", "send()\nstart = monotonic()"),
+        ("reorder_clock", "send()\ntook = time.time() - start", "took = time.time() - start\nsend()"),
         ("weaken_pattern", "re.compile(r'^a(b|c)')", "re.compile(r'^a(b)')"),
         ("weaken_pattern", "re.compile(r'^a(b|c)')", "re.compile(r'^a(b|c)?')"),
         ("weaken_pattern", "re.compile(r'^a(b|c)')", "re.compile(r'a(b|c)')"),
@@ -75,10 +76,13 @@ def test_what_no_test_could_notice_is_not_changed(code: str) -> None:
         "{a, b}",
         "max(a, b)",
         "suppress(A, B)",
+        "end = monotonic() + 5\nopen()",
+        "open()\nremaining = end - monotonic()",
     ],
 )
 def test_what_has_no_order_is_not_swapped(code: str) -> None:
-    assert mutants_of("module", code, {"swap_arguments": MEANING["swap_arguments"]}) == []
+    operators = {name: MEANING[name] for name in ("swap_arguments", "reorder_clock")}
+    assert mutants_of("module", code, operators) == []
 
 
 CODE = "LIMIT = 1\ndef f(x=1):\n    def inner(): return 1\n    return inner\nclass C:\n    def g(self): return 1\n"
