@@ -159,7 +159,8 @@ def take_another(node: ast.AST, source: Source) -> Iterator[Edit]:
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         other = {**{value: key for key, value in OPPOSITES.items()}, **OPPOSITES}.get(name)
-        if other is not None:
+        whole = name in ("split", "rsplit") and len(node.args) + len(node.keywords) < 2  # the same from either end
+        if other is not None and not whole:
             end = source.span(node.func)[1]
             yield end - len(name), end, other
         if name == "setdefault" and len(node.args) == 2 and isinstance(source.parents[node], ast.Expr):
