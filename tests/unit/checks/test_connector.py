@@ -390,6 +390,8 @@ def test_different_engines_are_named(tmp_path: Path) -> None:
         ("http://127.0.0.1:2379", "http://127.0.0.1:2379", "FAIL"),
         ("http://etcd:2379/", "http://etcd:2379/", "FAIL"),
         ("http://etcd:2379", "", "FAIL"),
+        ("$ETCD", "http://etcd:2379", "INCONCLUSIVE"),
+        ("http://etcd:2379", "$ETCD", "INCONCLUSIVE"),
     ],
 )
 def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_path: Path) -> None:
@@ -402,8 +404,11 @@ def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_pat
 
 @pytest.mark.parametrize(
     ("sizes", "verdict"),
-    [(("16", "64"), "INCONCLUSIVE"), (("64", "16"), "FAIL"), (("64", "0"), "FAIL"), (("64", "many"), "FAIL")],
-)
+    [
+        (("16", "64"), "INCONCLUSIVE"), (("64", "16"), "FAIL"), (("64", "0"), "FAIL"), (("64", "many"), "FAIL"),
+        (("16", "6400000000"), "FAIL"),
+    ],
+)  # fmt: skip
 def test_block_sizes_may_differ_in_one_direction(sizes: tuple[str, str], verdict: str, tmp_path: Path) -> None:
     sides = sides_of("vLLM")
     for role, size in zip(sides, sizes, strict=True):
@@ -932,6 +937,50 @@ def test_pipeline_stages_of_sglang(tmp_path: Path, prefill: str, decode: str, fa
     sides["prefill"]["options"]["--pp-size"] = prefill
     sides["decode"]["options"]["--pipeline-parallel-size"] = decode
     assert wrong(compared(tmp_path, sides)) == ({"--pp-size"} if fails else set())
+
+
+@pytest.mark.parametrize(
+    ("model", "fails"),
+    [
+        ("meta-llama/Llama-4-Scout", True),
+        ("openai/gpt-oss-120b", True),
+        ("XiaomiMiMo/MiMo-V2-Flash", True),
+        ("stepfun-ai/Step-3.5-Flash", True),
+        ("google/gemma-4-27b", True),
+        ("Qwen/Qwen3-32B", False),
+    ],
+)
+def test_sizes_of_a_model_with_sliding_windows_are_equal(model: str, fails: bool, tmp_path: Path) -> None:
+    sides = sides_of("SGLang")
+    for side, size in zip(sides.values(), ("2", "4"), strict=True):
+        side["options"].update({"--model-path": model, "--tp-size": size})
+    assert wrong(compared(tmp_path, sides)) == ({"--tp-size"} if fails else set())
+
+
+@pytest.mark.parametrize(
+    ("engine", "part", "name", "prefill", "decode"),
+    [
+        ("vLLM", "transfer", "kv_connector", "NixlPullConnector", "NixlConnector"),
+        ("vLLM", "env", "VLLM_KV_CACHE_LAYOUT", "hnd ", "LBHNC"),
+        ("Dynamo", "options", "--endpoint", "dyn://qwen.prefill.generate", "dyn://qwen.decode.generate"),
+    ],
+)
+def test_two_spellings_of_one_value_are_equal(
+    engine: str, part: str, name: str, prefill: str, decode: str, tmp_path: Path
+) -> None:
+    sides = sides_of(engine)
+    for side, value in zip(sides.values(), (prefill, decode), strict=True):
+        side["env"].pop("DYN_NAMESPACE", None)
+        side[part][name] = value
+    assert wrong(compared(tmp_path, sides)) == set()
+
+
+def test_namespaces_of_endpoints_are_compared(tmp_path: Path) -> None:
+    sides = sides_of("Dynamo")
+    for side, namespace in zip(sides.values(), ("qwen", "other"), strict=True):
+        side["env"].pop("DYN_NAMESPACE")
+        side["options"]["--endpoint"] = f"dyn://{namespace}.worker.generate"
+    assert wrong(compared(tmp_path, sides)) == {"--namespace"}
 
 
 def of_efa(engine: str, **variables: str) -> dict[str, Side]:
