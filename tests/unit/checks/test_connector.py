@@ -429,6 +429,14 @@ def test_decode_may_permute_the_layout(tmp_path: Path) -> None:
     assert wrong(compared(tmp_path, sides)) == set()
 
 
+@pytest.mark.parametrize("layout", ["hnd", "HND ", "NHDX"])
+def test_a_layout_is_read_to_the_letter(layout: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["env"]["VLLM_KV_CACHE_LAYOUT"] = layout
+    assert wrong(compared(tmp_path, sides)) == {"VLLM_KV_CACHE_LAYOUT"}
+
+
 def test_ports_on_one_host_must_differ(tmp_path: Path) -> None:
     sides = sides_of("vLLM")
     for side in sides.values():
