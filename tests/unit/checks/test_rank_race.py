@@ -602,6 +602,13 @@ class TestRecorded:
         ]
         assert "etcdctl del --prefix xferbench" in remedy_for(outcomes)
 
+    def test_a_rank_outside_the_group_is_reported_with_its_owner(self) -> None:
+        outcomes = [read_outcome(f"process {number}", "", rank=rank) for number, rank in enumerate((0, 1, 2, -1))]
+        assert faults(outcomes, 2) == [
+            "rank -1 is outside a group of 2: process 3 (unknown host): rank -1",
+            "rank 2 is outside a group of 2: process 2 (unknown host): rank 2",
+        ]
+
 
 def test_the_time_after_a_kill_ends_with_the_last_rank_and_not_when_the_check_looks() -> None:
     claimants = [SimpleNamespace(heard=103.0), SimpleNamespace(heard=102.0)]
