@@ -71,7 +71,8 @@ def vllm_block_size(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def _layout(name: str) -> str:
-    return _LAYOUTS.get(name.strip().upper(), name.strip().upper())
+    """Return vLLM's name of a layout. vLLM refuses another case and spaces: env_with_choices compares to the letter."""
+    return _LAYOUTS.get(name, name)
 
 
 def vllm_layout(pair: SidePair, field: str) -> Mismatch | None:

@@ -52,6 +52,11 @@ def test_small_blocks_are_measured_only_if_there_are_no_others(
     assert "/8KiB/" in row_key
 
 
+def test_every_batch_and_every_depth_is_measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    row_keys = keys(pytester, monkeypatch, "--nixl-blocks=1MiB", "--nixl-op=READ", "--nixl-batch=1,4", "--nixl-depth=2")
+    assert [key.split("/")[4:6] for key in row_keys] == [["batch1", "depth2"], ["batch4", "depth2"]]
+
+
 def test_nothing_is_measured_twice(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys(pytester, monkeypatch, "--nixl-footprint=auto") == []
     assert keys(pytester, monkeypatch, "--nixl-backend=POSIX") == []

@@ -390,8 +390,9 @@ def test_different_engines_are_named(tmp_path: Path) -> None:
         ("http://127.0.0.1:2379", "http://127.0.0.1:2379", "FAIL"),
         ("http://etcd:2379/", "http://etcd:2379/", "FAIL"),
         ("http://etcd:2379", "", "FAIL"),
-        ("$ETCD", "http://etcd:2379", "INCONCLUSIVE"),
-        ("http://etcd:2379", "$ETCD", "INCONCLUSIVE"),
+        ("$(ETCD)", "http://etcd:2379", "INCONCLUSIVE"),
+        ("http://etcd:2379", "$(ETCD)", "INCONCLUSIVE"),
+        ("$(ETCD)", "$(ETCD)", "PASS"),
     ],
 )
 def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_path: Path) -> None:
@@ -432,6 +433,14 @@ def test_decode_may_permute_the_layout(tmp_path: Path) -> None:
     assert wrong(compared(tmp_path, sides)) == {"VLLM_KV_CACHE_LAYOUT"}
     sides["decode"]["transfer"]["enable_permute_local_kv"] = True
     assert wrong(compared(tmp_path, sides)) == set()
+
+
+@pytest.mark.parametrize("layout", ["hnd", "HND ", "NHDX"])
+def test_a_layout_is_read_to_the_letter(layout: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["env"]["VLLM_KV_CACHE_LAYOUT"] = layout
+    assert wrong(compared(tmp_path, sides)) == {"VLLM_KV_CACHE_LAYOUT"}
 
 
 def test_ports_on_one_host_must_differ(tmp_path: Path) -> None:
@@ -543,6 +552,10 @@ _SCRIPTS = [
     ("10.0.0.1", f"declare -x {_ADDRESS}=10.0.0.1  # don't change it\n{_START}"),
     ("10.0.0.1", f"if true; then export {_ADDRESS}=10.0.0.1; fi\n(cd / && exec {_START}) | tee log"),
     ("10.0.0.1", f'bash -c "{_ADDRESS}=10.0.0.1 {_START.replace(chr(34), chr(92) + chr(34))}"'),
+    (
+        "10.0.0.1",
+        f'ssh -o "BatchMode yes" node "{_ADDRESS}=10.0.0.1 {_START.replace(chr(34), chr(92) + chr(34))}"',
+    ),
     ("10.0.0.1", f"cat > run.txt <<END\nhow it's run\nEND\n{_ADDRESS}=10.0.0.1 {_START}"),
     ("10.0.0.1", f"{_ADDRESS}=${{A:=10.0.0.1}} {_START}"),
     ("", f"if [ $1 ]; then {_ADDRESS}=10.0.0.1; else {_ADDRESS}=10.0.0.2; fi\n{_START}"),
@@ -557,6 +570,10 @@ _SCRIPTS = [
     (
         "10.0.0.1",
         f"run() {{  # }} is no end\n  if true; then {{ cd /; }}; fi\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1",
+    ),
+    (
+        "10.0.0.1",
+        f"a() {{ :; }}\nb() {{\n  c() {{ :; }}\n  c\n  {_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nb\n",
     ),
     ("10.0.0.1", f"{_ADDRESS}=10.0.0.1 xargs vllm serve <<'END'\nm\n{_START.split(' ', 3)[3]}\nEND"),
     ("10.0.0.1", f"export {_ADDRESS}=10.0.0.1\ncat <<END | xargs -r vllm serve\n{_START.split(' ', 2)[2]}\nEND"),
@@ -961,7 +978,7 @@ def test_sizes_of_a_model_with_sliding_windows_are_equal(model: str, fails: bool
     ("engine", "part", "name", "prefill", "decode"),
     [
         ("vLLM", "transfer", "kv_connector", "NixlPullConnector", "NixlConnector"),
-        ("vLLM", "env", "VLLM_KV_CACHE_LAYOUT", "hnd ", "LBHNC"),
+        ("vLLM", "env", "VLLM_KV_CACHE_LAYOUT", "HND", "LBHNC"),
         ("Dynamo", "options", "--endpoint", "dyn://qwen.prefill.generate", "dyn://qwen.decode.generate"),
     ],
 )

@@ -119,6 +119,7 @@ def test_an_etcd_without_faults_is_fine(
     assert "groups of nixlbench: 1 with a lease, 0 dead" in out
     assert "note: 1 agent published no metadata" in out
     assert "no readable address: 'UCX' (2)" in out
+    assert "\n  leaders seen by one member since it started: 1\n" in out
     assert out.endswith("no problem found\n")
 
 

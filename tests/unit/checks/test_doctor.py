@@ -819,6 +819,16 @@ def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(tree: Tree, tmp_p
     assert judged("tcp-loopback").verdict is Verdict.PASS
     other = judged(write_profile(tmp_path / "other.toml", "transports = ['cma']"))
     assert other.reason.endswith(" of UCX (cma): these rows would be WRONG-TRANSPORT")
+    assert other.remedy.endswith("(pytest-nixl doctor: --profile)")
+    variable("UCX_TLS", "tcp,cuda_copy")(tree)
+    tree.remove("/sys/class/infiniband")
+    facts = facts_of(tree)
+    assert judged("loopback").remedy.endswith("(pytest-nixl doctor: --profile): tcp-loopback")
+
+
+def test_a_namespace_that_only_begins_with_a_slash_passes(tree: Tree, wanted: Requirements) -> None:
+    variable("NIXL_ETCD_NAMESPACE", "/nixl/agents")(tree)
+    assert verdicts(facts_of(tree), wanted)["namespace-plain"].verdict is Verdict.PASS
 
 
 def test_every_check_has_a_fault() -> None:

@@ -90,6 +90,12 @@ class TestEverywhere:
     ) -> None:
         assert everywhere(self.NAMES, judgements) == expected
 
+    @pytest.mark.parametrize(("count", "end"), [(9, "r6, r7, r8"), (10, "r6, r7 and 2 more")])
+    def test_up_to_nine_ranks_are_named(self, count: int, end: str) -> None:
+        names = [f"r{number}" for number in range(count + 1)]
+        judged = everywhere(names, [*[self.BAD] * count, self.GOOD])
+        assert judged.reason == f"r0, r1, r2, r3, r4, r5, {end}: 64 KiB"
+
 
 @pytest.mark.parametrize(
     ("count", "words"),

@@ -190,6 +190,17 @@ def test_the_transport_is_what_ucx_printed(tmp_path: Path) -> None:
     assert "went over cma/memory" in run.results[0].reason
 
 
+@pytest.mark.parametrize(
+    ("ceiling", "cards", "smaller"),
+    [("10 GB/s", "", 10e9), ("10 GB/s", "200 Gb/s", 10e9), ("", "200 Gb/s", 25e9)],
+)
+def test_the_smaller_of_two_ceilings_is_reported(tmp_path: Path, ceiling: str, cards: str, smaller: float) -> None:
+    more = f"ceiling = '{ceiling}'\n" if ceiling else ""
+    more += f"[machine]\nnics = 1\nnic_rate = '{cards}'\nsource = 'made by a test'\n" if cards else ""
+    summaries = [result.summary for result in judged(tmp_path, NORMAL, more=more).results]
+    assert [summary.ceiling for summary in summaries if summary] == [smaller] * 15
+
+
 #: A row whose transfers take the same time each.
 STEADY = ASIO.replace("36814.0 ", "4200.0  ")
 

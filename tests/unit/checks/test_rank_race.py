@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from pytest_nixl.checks.rank_race import race
 from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.checks.rank_race.order import overlap
 from pytest_nixl.checks.rank_race.orders import _POLLS, TriedOrders, try_orders
-from pytest_nixl.checks.rank_race.race import Amplified, amplify
+from pytest_nixl.checks.rank_race.race import Amplified, Race, amplify
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     CommandSubject,
@@ -44,6 +45,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request
 from pytest_nixl.etcd.proxy.client import ProxiedConnection
+from pytest_nixl.etcd.proxy.proxy import ProxyLateError
 from pytest_nixl.model.nixlbench_table import read_output
 from suites.rank_race.test_membership import Kill
 
@@ -548,6 +550,20 @@ class TestCommands:
             NixlbenchSubject("/nowhere/nixlbench").start(path.client(), "g/", 2)
 
 
+def test_a_request_that_is_let_through_must_be_answered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with EtcdProxy(f"http://127.0.0.1:{silent.getsockname()[1]}") as path:
+            proxy_client = path.client()
+            proxy_client.hold()
+            host, _, port = proxy_client.endpoint.removeprefix("http://").rpartition(":")
+            with socket.create_connection((host, int(port))) as claimant:
+                claimant.sendall(b"POST /v3/kv/put HTTP/1.1\r\nHost: etcd\r\nContent-Length: 2\r\n\r\n{}")
+                path.wait(lambda: proxy_client.held, "a request", seconds=60)
+                race_scene = Race(cast(Any, None), cast(Any, None), path, "/")
+                with pytest.raises(ProxyLateError, match=r"^waited 0.1 s for the answer to "):
+                    race_scene.let_through(proxy_client, 1, seconds=0.1)
+
+
 def late(number: int, runs: int) -> tuple[float, float]:
     """Return by how many seconds (0 to 30) the first and the second process start late."""
     delay = 30.0 * number / (runs - 1)
@@ -601,6 +617,13 @@ class TestRecorded:
             "keys in etcd: xferbench/g/size",
         ]
         assert "etcdctl del --prefix xferbench" in remedy_for(outcomes)
+
+    def test_a_rank_outside_the_group_is_reported_with_its_owner(self) -> None:
+        outcomes = [read_outcome(f"process {number}", "", rank=rank) for number, rank in enumerate((0, 1, 2, -1))]
+        assert faults(outcomes, 2) == [
+            "rank -1 is outside a group of 2: process 3 (unknown host): rank -1",
+            "rank 2 is outside a group of 2: process 2 (unknown host): rank 2",
+        ]
 
 
 def test_the_time_after_a_kill_ends_with_the_last_rank_and_not_when_the_check_looks() -> None:

@@ -3,16 +3,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from pytest_nixl.checks.raw_tools.check import RawComparison, few, judge_ratio, judge_raw, same_way
+from pytest_nixl.checks.raw_tools.check import RawComparison, compare, few, judge_ratio, judge_raw, same_way
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
+from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import RawMeasurement, RawRatio
+from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import DISTURBED_CORES
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
 
 HOST = MemoryPair("DRAM", "DRAM")
 WRITE = RowKey("UCX", "WRITE", HOST, 65536)
@@ -166,6 +180,8 @@ def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
     shared = SAID.replace("rma_am(tcp/lo)", "rma(sysv/memory posix/memory)")
     assert UCX_PERFTEST.transports(shared, WRITE, ()) == ("sysv/memory", "posix/memory")
     assert UCX_PERFTEST.transports("", WRITE, ()) == ()
+    two_lanes = SAID.replace("rma_am(tcp/lo)", "rma_am(tcp/lo tcp/eth0 tcp/lo)")
+    assert UCX_PERFTEST.transports(two_lanes, WRITE, ()) == ("tcp/lo", "tcp/eth0")
 
 
 def test_another_unit_of_the_tool_is_refused() -> None:
@@ -193,3 +209,30 @@ def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
     assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]
     assert [key.block for key in few(keys, lambda key: key.block < 65536)] == [4096, 32768, 4096 << 7, 4096 << 14]
     assert few(keys[:1], lambda _: True) == keys[:1]
+
+
+#: A ucx_perftest that accepts one client, which prints the table above.
+STANDIN = f"""#!{sys.executable}
+import socket, sys
+if sys.argv[1] == "-p":
+    socket.create_server(("", int(sys.argv[2]))).accept()
+else:
+    socket.create_connection((sys.argv[1], int(sys.argv[sys.argv.index("-p") + 1])))
+    print({SAID!r})
+"""
+
+
+def test_rows_of_the_largest_depth_are_measured_again(
+    make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ucx_perftest").write_text(STANDIN)
+    (tmp_path / "ucx_perftest").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    keys = [replace(WRITE, block=1 << 20, batch=batch, depth=depth) for batch, depth in ((1, 1), (1, 4), (4, 8))]
+    figures = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/lo",))
+    results = [Result("bandwidth", "t.py::t", Verdict.PASS, row=key, summary=figures) for key in keys]
+    run = SimpleNamespace(record=SimpleNamespace(results=results), settings=make_settings())
+    cluster = SimpleNamespace(hosts=(LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), several=False)
+    judgement, ratios = compare(WRITE, cast(Run, run), cast(Cluster, cluster), load_profile("loopback"))
+    assert judgement.verdict is Verdict.PASS, judgement
+    assert [ratio.row for ratio in ratios] == [keys[1]]

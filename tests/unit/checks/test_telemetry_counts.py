@@ -202,8 +202,13 @@ def test_known_transfers_are_each_made_once_and_released() -> None:
     agent.initialize_xfer.side_effect = handles = ["one", "two", "three"]
     agent.transfer.return_value, agent.check_xfer_state.side_effect = "PROC", ["PROC", "DONE"] * 3
     agent.get_xfer_telemetry.return_value = MagicMock(xferDuration=7, postDuration=3)
-    regions: list[Region] = [["DRAM", 4096, 8, 0]]
-    found = move(agent, op="WRITE", peer="b", local=regions, remote=regions, count=3, timeout=60)
+    local: list[Region] = [["DRAM", 4096, 8, 0], ["DRAM", 4104, 8, 0]]
+    remote: list[Region] = [["VRAM", 64, 8, 1], ["VRAM", 72, 8, 1]]
+    found = move(agent, op="WRITE", peer="b", local=local, remote=remote, count=3, timeout=60)
+    assert [call.args for call in agent.get_xfer_descs.call_args_list] == 3 * [
+        ([(4096, 8, 0), (4104, 8, 0)], "DRAM"),
+        ([(64, 8, 1), (72, 8, 1)], "VRAM"),
+    ]
     assert [(each["xfer"], each["post"]) for each in found] == [(7.0, 3.0)] * 3
     assert min(each["took"] for each in found) > 0
     assert [call.args for call in agent.release_xfer_handle.call_args_list] == [(handle,) for handle in handles]
@@ -224,15 +229,16 @@ def test_one_timed_transfer_is_posted_again_and_again_and_released_once() -> Non
 
 
 def test_a_transfer_is_timed_to_its_end_and_late_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([100.0, 160.0, 161.5, 200.0, 260.5])
+    ticks = iter([100.0, 160.0, 161.5, 100.0, 160.0, 161.5, 200.0, 260.5])
     monkeypatch.setattr(worker, "time", MagicMock(perf_counter=lambda: next(ticks)))
     agent = MagicMock()
     agent.transfer.return_value, agent.check_xfer_state.return_value = "PROC", "DONE"
     regions: list[Region] = [["DRAM", 4096, 8, 0]]
-    transfer: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60, "warmup": 0}
-    assert time_transfers(agent, count=1, **transfer) == [61.5]
+    transfer: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60, "count": 1}
+    assert time_transfers(agent, warmup=0, **transfer) == [61.5]
+    assert move(agent, **transfer)[0]["took"] == 61.5e6, "microseconds, as NIXL's times"
     with pytest.raises(TimeoutError, match=r"^READ 1 to b was not complete within 60 s$"):
-        time_transfers(agent, count=1, **transfer)
+        time_transfers(agent, warmup=0, **transfer)
 
 
 def test_a_transfer_that_must_fail_is_watched_to_its_end() -> None:

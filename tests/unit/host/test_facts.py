@@ -24,6 +24,7 @@ from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
+from pytest_nixl.cli.facts import markdown
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hider, is_secret
 from pytest_nixl.host.facts import Facts, gather
@@ -485,6 +486,15 @@ def test_node_information_template_is_filled_in(healthy: Tree) -> None:
         "- CUDA: 12.8",
     ]
     assert lines[7].startswith("- Role: unknown (")
+
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "JOB_COMPLETION_INDEX", "LWS_WORKER_INDEX"]
+)
+def test_role_is_read_from_the_variable_of_each_launcher(name: str, node: Facts) -> None:
+    for rank, role in (("0", "initiator"), ("3", "target")):
+        launched = replace(node, environment=replace(node.environment, launcher={"POD_NAME": "a", name: rank}))
+        assert f"- Role: rank {rank} ({role}; {name})" in markdown(launched)
 
 
 # Secrets.

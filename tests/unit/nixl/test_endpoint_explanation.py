@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd_servers.embedded import etcd_binary
 from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import Explanation, explain
 from pytest_nixl.nixl.endpoint_reading import Address, ReadOutcome, Resolver, resolve_numeric, suppose
@@ -80,6 +82,21 @@ def test_a_form_that_etcdctl_does_not_read_is_warned_of() -> None:
     for entry in CORPUS:
         works = explain(entry.at(PORT, DEAD).text, suppose).nixl.works
         assert (verdicts[entry.text] is Verdict.FAIL) is not works
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("option", "--nixl-etcd"),
+        ("ini", "the ini value nixl_etcd"),
+        ("environment ETCD_ENDPOINTS", "ETCD_ENDPOINTS"),
+    ],
+)
+def test_endpoints_are_named_by_where_they_come_from(
+    source: str, name: str, make_settings: Callable[..., Settings]
+) -> None:
+    deployment = Deployment.of(make_settings(etcd="http://etcd:2379", sources={"etcd": source}), "http://ours:2379")
+    assert (deployment.source, deployment.text) == (name, "http://etcd:2379")
 
 
 @pytest.mark.parametrize("rewrite", sorted({entry.rewrite for entry in CORPUS if entry.rewrite}))
