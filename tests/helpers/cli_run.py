@@ -30,6 +30,28 @@ from pytest_nixl.core.cpu_contention import HostLoad
 HostLoad.words = lambda self: ""
 """
 
+#: As a plugin: functions are called in each worker after its agent is made.
+_IN_WORKERS = """
+from pytest_nixl.nixl.agent import NixlAgent
+
+make = NixlAgent.within_each.__func__
+def planted(cls, *arguments, **named):
+    agents = make(cls, *arguments, **named)
+    for agent in agents:
+        for function, given in {calls!r}:
+            agent.run(function, **given)
+    return agents
+NixlAgent.within_each = classmethod(planted)
+"""
+
+
+def in_workers(*calls: tuple[str, Mapping[str, str]]) -> str:
+    """Return the text of a plugin that calls functions in each worker after its agent is made, to plant a fault there.
+
+    :param calls: ``module:function`` and its arguments.
+    """
+    return _IN_WORKERS.format(calls=calls)
+
 
 @dataclass(frozen=True)
 class Finished:
