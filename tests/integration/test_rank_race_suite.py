@@ -144,10 +144,22 @@ def test_a_nixlbench_that_does_not_register_is_inconclusive() -> None:
     )
 
 
+#: A plugin: after the loss of its third answer the first process waits without end, and is not waited for as long.
+ENDS_SOONER = """
+def pytest_collection_finish():
+    from suites.rank_race import test_nixlbench
+    lose, seconds = test_nixlbench._lose, test_nixlbench.STEP
+    def lose_sooner(nixlbench, race, claimant, answer):
+        test_nixlbench.STEP = 2.0 if (claimant, answer) == (0, 3) else seconds
+        return lose(nixlbench, race, claimant, answer)
+    test_nixlbench._lose = lose_sooner
+"""
+
+
 def test_a_locking_nixlbench_passes_with_a_known_limit(standin: str) -> None:
     search = os.pathsep.join([str(Path(standin).parent), os.environ["PATH"]])
     assert shutil.which("nixlbench", path=search)
-    done = run(NIXLBENCH, "--nixl-level=extended", env={"PATH": search})
+    done = run(NIXLBENCH, "--nixl-level=extended", fault=ENDS_SOONER, env={"PATH": search})
     done.expect(0, "1 known limit of NIXL", "NIXL verdict: PASS (2 PASS")
 
 
