@@ -206,9 +206,11 @@ def enter(host: int) -> list[str]:
     return ["nsenter", f"--target={host}", "--net", "--uts", "--mount", f"--wd={ROOT}"] if host else []
 
 
-def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB") -> Finished:
+def bandwidth(
+    *arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB", fault: str = ""
+) -> Finished:
     """Run the bandwidth suite on few blocks, as on a machine where no other process uses a row's cores."""
-    return run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, **undisturbed(env))
+    return run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, fault=fault, **undisturbed(env))
 
 
 def undisturbed(env: Mapping[str, str] | None = None) -> dict[str, Any]:

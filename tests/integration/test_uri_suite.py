@@ -167,13 +167,8 @@ def test_the_suite_names_each_fault_of_a_deployment_and_its_findings(etcd: Etcd,
     """Of the findings one is accepted, one no longer, and one not."""
     profile = tmp_path / "mine.toml"
     accepts = (("NIXL-ETCD-HTTPS-PLAINTEXT", 2999), ("NIXL-ETCD-MEMBER-DROPPED", 2020))
-    profile.write_text(
-        '[profile]\nname = "mine"\n'
-        + "".join(
-            f'[[accept]]\nid = "{finding}"\nreason = "on one rack"\nexpires = {year}-12-31\n'
-            for finding, year in accepts
-        )
-    )
+    accept = '[[accept]]\nid = "{}"\nreason = "on one rack"\nexpires = {}-12-31\n'
+    profile.write_text('[profile]\nname = "mine"\n' + "".join(accept.format(*values) for values in accepts))
     bare = etcd.url.removeprefix("http://")
     endpoints = f"http://127.0.0.1:1,http://user:secret@{bare},https://{bare}"
     done = run(DEPLOYMENT, f"--nixl-profile={profile}", "--nixl-timeout=60s", env={"NIXL_ETCD_ENDPOINTS": endpoints})
@@ -188,30 +183,34 @@ def test_the_suite_names_each_fault_of_a_deployment_and_its_findings(etcd: Etcd,
     )
 
 
-@pytest.mark.parametrize("kind", ["tls", "mutual", "password"])
-def test_a_secured_etcd_is_reported_with_a_remedy(kind: str, certificates: Certificates, judge: Judge) -> None:
-    options: list[str] = []
-    credentials = {"ETCDCTL_CACERT": certificates.ca}
-    if kind == "tls":
-        options = certificates.tls(certificates.server)
-    elif kind == "mutual":
-        options = certificates.mutual(certificates.server)
-        credentials |= {"ETCDCTL_CERT": certificates.client, "ETCDCTL_KEY": certificates.client}
-    else:
-        credentials = {"ETCDCTL_USER": "root:pw"}
+SPEAKS_TLS = ("that etcd speaks TLS", "run `etcd grpc-proxy start --endpoints https://")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "remedy"),
+    [
+        ("tls", *SPEAKS_TLS),
+        ("mutual", *SPEAKS_TLS),
+        ("password", "that etcd asks for a user and password", "a grpc-proxy does not help here"),
+    ],
+)
+def test_a_secured_etcd_is_reported_with_a_remedy(
+    kind: str, reason: str, remedy: str, certificates: Certificates, judge: Judge
+) -> None:
+    client = {"ETCDCTL_CERT": certificates.client, "ETCDCTL_KEY": certificates.client}
+    options, credentials = {
+        "tls": (certificates.tls(certificates.server), {"ETCDCTL_CACERT": certificates.ca}),
+        "mutual": (certificates.mutual(certificates.server), {"ETCDCTL_CACERT": certificates.ca, **client}),
+        "password": ([], {"ETCDCTL_USER": "root:pw"}),
+    }[kind]
     with running_etcd(*options, scheme="https" if options else "http") as etcd:
         if kind == "password":
             turn_authentication_on(etcd.url)
         judgements = judge(NIXL_ETCD_ENDPOINTS=etcd.url, **credentials)
     assert judgements["healthy"].verdict is Verdict.PASS, "pytest-nixl's own client has access"
-    publication = judgements["publish"]
-    assert publication.verdict is Verdict.FAIL
-    if kind == "password":
-        assert "that etcd asks for a user and password" in publication.reason
-        assert "a grpc-proxy does not help here" in publication.remedy
-    else:
-        assert "that etcd speaks TLS" in publication.reason
-        assert publication.remedy.startswith("run `etcd grpc-proxy start --endpoints https://")
+    assert judgements["publish"].verdict is Verdict.FAIL
+    assert reason in judgements["publish"].reason
+    assert remedy in judgements["publish"].remedy
     assert "pw" not in str(judgements)
 
 
