@@ -30,6 +30,28 @@ from pytest_nixl.core.cpu_contention import HostLoad
 HostLoad.words = lambda self: ""
 """
 
+#: As a plugin: functions are called in each worker after its agent is made.
+_IN_WORKERS = """
+from pytest_nixl.nixl.agent import NixlAgent
+
+make = NixlAgent.within_each.__func__
+def planted(cls, *arguments, **named):
+    agents = make(cls, *arguments, **named)
+    for agent in agents:
+        for function, given in {calls!r}:
+            agent.run(function, **given)
+    return agents
+NixlAgent.within_each = classmethod(planted)
+"""
+
+
+def in_workers(*calls: tuple[str, Mapping[str, str]]) -> str:
+    """Return the text of a plugin that calls functions in each worker after its agent is made, to plant a fault there.
+
+    :param calls: ``module:function`` and its arguments.
+    """
+    return _IN_WORKERS.format(calls=calls)
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -43,6 +65,21 @@ class Finished:
         """Operation and block size of each row of the table, with its verdict."""
         rows = re.findall(r"^\w+ +(WRITE|READ) +\S+ +(\w+) .* (\S+)$", self.output, re.MULTILINE)
         return {f"{op} {block}": verdict for op, block, verdict in rows}
+
+    def expect(self, code: int, *lines: str, never: Sequence[str] = ()) -> Finished:
+        """Assert how the run ended and what it printed; return the run.
+
+        :param code: its exit code.
+        :param lines: a text that is in one line of the output; "..." stands for anything.
+        :param never: texts that no line may have.
+        """
+        assert self.code == code, self.output
+        for line in lines:
+            pattern = ".*".join(re.escape(part) for part in line.split("..."))
+            assert re.search(pattern, self.output), f"no line has {line!r}:\n{self.output}"
+        for text in never:
+            assert text not in self.output, f"a line has {text!r}:\n{self.output}"
+        return self
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -68,17 +105,26 @@ def run(
     timeout: float = 900,
     quiet: bool = True,
     plugins: Sequence[str] = (),
+    fault: str = "",
     fork: bool = True,
 ) -> Finished:
     """Run pytest with ``plugins`` and wait for its end.
 
+    :param fault: the text of one more plugin, of the name ``fault``, which may import :mod:`helpers`; workers of the
+        run can import it, too.
     :param fork: whether it may be forked from a process that has imported Python's modules, as :func:`execute` says.
     """
-    loaded = [argument for plugin in plugins for argument in ("-p", plugin)]
-    with tempfile.TemporaryFile("w+") as output:
+    names, variables = [*plugins], environment(**(env or {}))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
+        if fault:
+            names.append("fault")
+            Path(folder, "fault.py").write_text(fault)
+            path = (folder, str(ROOT / "tests"), variables.get("PYTHONPATH"))
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        loaded = [argument for name in names for argument in ("-p", name)]
         code = execute(
             command(*loaded, *arguments, quiet=quiet),
-            cwd=directory, env=environment(**(env or {})), output=output, errors=output, timeout=timeout, fork=fork,
+            cwd=directory, env=variables, output=output, errors=output, timeout=timeout, fork=fork,
         )  # fmt: skip
         output.seek(0)
         return Finished(code, output.read())
@@ -160,9 +206,11 @@ def enter(host: int) -> list[str]:
     return ["nsenter", f"--target={host}", "--net", "--uts", "--mount", f"--wd={ROOT}"] if host else []
 
 
-def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB") -> Finished:
+def bandwidth(
+    *arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB", fault: str = ""
+) -> Finished:
     """Run the bandwidth suite on few blocks, as on a machine where no other process uses a row's cores."""
-    return run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, **undisturbed(env))
+    return run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, fault=fault, **undisturbed(env))
 
 
 def undisturbed(env: Mapping[str, str] | None = None) -> dict[str, Any]:

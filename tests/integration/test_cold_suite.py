@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, Finished, run
+from helpers.cli_run import BANDWIDTH, Finished, run, undisturbed
 
 pytestmark = pytest.mark.long
 
@@ -26,20 +26,15 @@ Link._prepare = lambda self, block, batch, count, depth: prepare(self, block, ba
 """
 
 
-def measured(folder: Path, *arguments: str, plugins: tuple[str, ...] = ("small_cache",)) -> Finished:
-    """Run tests with the modules of this file as plugins, on a host with a small cache."""
-    (folder / "small_cache.py").write_text(SMALL_CACHE)
-    (folder / "half.py").write_text(HALF)
-    path = f"{ROOT / 'tests'}:{folder}"
-    named = ("helpers.no_contention", *plugins)
-    return run(*arguments, "--nixl-blocks=64KiB,128KiB", plugins=named, env={"PYTHONPATH": path})
+def measured(*arguments: str, fault: str = "") -> Finished:
+    """Run tests with a fault, on a host with a small cache."""
+    return run(*arguments, "--nixl-blocks=64KiB,128KiB", fault=SMALL_CACHE + fault, **undisturbed())
 
 
 def test_hot_and_cold_rows_are_side_by_side_and_two_rows(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
-    done = measured(tmp_path, BANDWIDTH, COLD, "--nixl-level=extended", "--nixl-gate", f"--benchmark-json={record}")
-    assert done.code == 0, done.output
-    assert "NIXL gate: PASS (8 PASS; 8 rows measured" in done.output
+    done = measured(BANDWIDTH, COLD, "--nixl-level=extended", "--nixl-gate", f"--benchmark-json={record}")
+    done.expect(0, "NIXL gate: PASS (8 PASS; 8 rows measured")
     keys = {load["fullname"] for load in json.loads(record.read_text())["benchmarks"]}
     hot = {f"UCX/{op}/DRAM:DRAM/{size}/batch1/depth1/0-1" for op in ("WRITE", "READ") for size in ("64KiB", "128KiB")}
     assert keys == hot | {f"{key}/footprint=2MiB" for key in hot}
@@ -55,10 +50,8 @@ def test_all_rows_walk_if_the_option_says_so(tmp_path: Path) -> None:
         "--nixl-footprint=3MiB", "--nixl-op=READ", "--nixl-level=extended", f"--benchmark-json={record}",
         f"--nixl-store={tmp_path / 'store'}", "--nixl-image=one:1",
     )  # fmt: skip
-    done = measured(tmp_path, BANDWIDTH, COLD, *options, "--nixl-gate")
-    assert done.code == 0, done.output
-    assert "--nixl-footprint=3MiB" in done.output
-    assert "all rows walk the 3MiB of --nixl-footprint" in done.output
+    done = measured(BANDWIDTH, COLD, *options, "--nixl-gate")
+    done.expect(0, "--nixl-footprint=3MiB", "all rows walk the 3MiB of --nixl-footprint")
     keys = [load["fullname"] for load in json.loads(record.read_text())["benchmarks"]]
     [stored] = (tmp_path / "store").rglob("*.json")
     assert json.loads(stored.read_text())["nixl"]["provenance"]["environment"]["(footprint)"] == "3MiB"
@@ -66,11 +59,10 @@ def test_all_rows_walk_if_the_option_says_so(tmp_path: Path) -> None:
     assert all(key.endswith("/0-1/footprint=3MiB") for key in keys)
 
 
-def test_a_cold_row_of_which_a_part_is_not_moved_is_corrupt(tmp_path: Path) -> None:
-    done = measured(
-        tmp_path, COLD, "--nixl-op=WRITE", "--nixl-level=extended", "-k", "64KiB", plugins=("small_cache", "half")
+def test_a_cold_row_of_which_a_part_is_not_moved_is_corrupt() -> None:
+    """The command repeats this check, whose rows no other option selects."""
+    measured(COLD, "--nixl-op=WRITE", "--nixl-level=extended", "-k", "64KiB", fault=HALF).expect(
+        1,
+        "CORRUPT: UCX WRITE DRAM:DRAM of 64KiB (footprint 2MiB): 1048576 of 2097152 bytes are wrong ",
+        "repeat: pytest ...test_cold.py::",
     )
-    assert done.code == 1
-    assert "CORRUPT: UCX WRITE DRAM:DRAM of 64KiB (footprint 2MiB): 1048576 of 2097152 bytes are wrong " in done.output
-    # The command repeats this check, whose rows no other option selects.
-    assert re.search(r"repeat: pytest \S*test_cold\.py::", done.output)

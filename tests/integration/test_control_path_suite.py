@@ -27,13 +27,12 @@ GROWTH, PUBLISHED = f"{SUITE}/test_control_path.py", f"{SUITE}/test_published.py
 #: The figures of this suite.
 SUMMARY = {name for name, kind in FIGURE_KINDS.items() if "the suite control_path" in kind.remedy}
 
-#: In a worker: each registration takes DELAY more than the one before it in its round. A double of a NIXL with a
-#: quadratic cost.
+#: In a worker: each registration takes DELAYS[0] more than the one before it in its round, and a single one DELAYS[1].
+#: A double of a NIXL with a quadratic cost, and of a slow one. In pytest: lets the workers run it.
 SLOWER = """
 import time
-from pytest_nixl.checks.control_path import worker as control_path
-
-accumulate = control_path.accumulate
+from pytest_nixl.checks.control_path import check as control_path, worker
+from pytest_nixl.checks.control_path.check import ControlPath
 
 class Slower:
     def __init__(self, agent):
@@ -42,37 +41,31 @@ class Slower:
     def register_memory(self, *arguments):
         registered = self.agent.register_memory(*arguments)
         self.calls += 1
-        time.sleep(DELAY * self.calls)
+        time.sleep(DELAYS[0] * self.calls)
         return registered
 
     def deregister_memory(self, registered):
         self.calls = 0
         self.agent.deregister_memory(registered)
 
-def slower(agent, **arguments):
-    return accumulate(Slower(agent), **arguments)
+def accumulate(agent, **arguments):
+    return worker.accumulate(Slower(agent), **arguments)
 
 class Late(Slower):
     def register_memory(self, *arguments):
-        time.sleep(DELAY)
+        time.sleep(DELAYS[1])
         return self.agent.register_memory(*arguments)
 
-def late(agent, **arguments):
-    return control_path.register(Late(agent), **arguments)
-"""
-#: In pytest: lets the workers run the double.
-RUN_SLOWER = """
-from pytest_nixl.checks.control_path import check as control_path
-from pytest_nixl.checks.control_path.check import ControlPath
+def register(agent, **arguments):
+    return worker.register(Late(agent), **arguments)
 
 request = ControlPath._request
 
 def planted(self, function, agent, **arguments):
-    double = {"accumulate": "slower", "register": "late"}.get(function)
-    if double is None:
+    if function not in ("accumulate", "register"):
         return request(self, function, agent, **arguments)
     return agent.worker.request(
-        "run", seconds=60, agent=agent.ref, function=f"slower_worker:{double}", arguments=arguments
+        "run", seconds=60, agent=agent.ref, function=f"fault:{function}", arguments=arguments
     )
 
 ControlPath._request = planted
@@ -93,14 +86,10 @@ def pytest_collection_finish():
 
 
 def test_every_figure_of_the_suite_is_measured_recorded_and_reported(tmp_path: Path) -> None:
-    (tmp_path / "one_round.py").write_text(ONE_ROUND)
     record = tmp_path / "run.json"
-    done = run(
-        "-v", SUITE, "--nixl-level=extended", "--nixl-etcd-server=embedded", f"--benchmark-json={record}", "-W",
-        "error", plugins=["one_round"], env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert done.code == 0, done.output
-    assert "NIXL verdict: PASS (9 PASS; " in done.output
+    options = ("--nixl-level=extended", "--nixl-etcd-server=embedded", f"--benchmark-json={record}")
+    done = run("-v", SUITE, *options, "-W", "error", fault=ONE_ROUND)
+    done.expect(0, "NIXL verdict: PASS (9 PASS; ")
     assert shown(done) == SUMMARY
     recorded = json.loads(record.read_text())["benchmarks"]
     timed = {benchmark["extra_info"]["figure"]["name"] for benchmark in recorded}
@@ -119,54 +108,44 @@ def test_a_bound_of_the_control_path_fails_its_check_alone(tmp_path: Path) -> No
         '[profile]\nname = "test"\n[[bound]]\nfigure = "metadata-size"\ncount = [256]\nat_most = "100"\n'
         'source = "a test"\n[[bound]]\nfigure = "metadata-size"\ncount = [16]\nat_most = "1 MB"\nsource = "a test"\n'
     )
-    done = run(GROWTH, f"--nixl-profile={profile}", "-k", "metadata or created")
-    assert re.search(
-        r"^FAIL metadata-size: metadata-size \(UCX count 256\): [\d.]+ KB, above its bound of 100 B \(",
-        done.output,
-        re.M,
+    run(GROWTH, f"--nixl-profile={profile}", "-k", "metadata or created").expect(
+        1,
+        "FAIL metadata-size: metadata-size (UCX count 256): ... KB, above its bound of 100 B (",
+        "NIXL verdict: FAIL (1 PASS, 1 FAIL; ",
     )
-    assert "NIXL verdict: FAIL (1 PASS, 1 FAIL; " in done.output
-    assert done.code == 1
 
 
 def test_without_pytest_benchmark_the_figures_are_reported_and_judged() -> None:
     done = run(GROWTH, "-k", "created", plugins=["no:benchmark"], quiet=False)
-    assert shown(done) == {"agent-creation"}
-    assert "NIXL verdict: PASS (1 PASS; " in done.output
+    assert shown(done.expect(0, "NIXL verdict: PASS (1 PASS; ")) == {"agent-creation"}
 
 
 # Beside other tests the first calls may take as long as the last ones, and the verdict is PASS.
-@pytest.mark.parametrize(("delay", "verdict"), [pytest.param("4e-4", "FAIL", marks=pytest.mark.alone), ("0", "PASS")])
-def test_registration_that_becomes_slower_with_each_call_is_found(tmp_path: Path, delay: str, verdict: str) -> None:
-    (tmp_path / "slower_worker.py").write_text(SLOWER.replace("DELAY", delay))
-    (tmp_path / "run_slower.py").write_text(RUN_SLOWER)
-    done = run(GROWTH, "-k", "slower", plugins=["run_slower"], env={"PYTHONPATH": str(tmp_path)})
-    assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output
-    if verdict == "FAIL":
-        assert re.search(
-            r"^FAIL registration-growth: registration becomes slower with each repeat: .* the last takes at least "
-            r"[\d.]+ times as long as the first, and the limit is 3 times$",
-            done.output,
-            re.M,
-        )
-        assert "remedy: Run the check again with another release of NIXL" in done.output
-
-
-@pytest.mark.parametrize(("delay", "verdict"), [("60e-3", "FAIL"), pytest.param("0", "PASS", marks=pytest.mark.whole)])
-def test_a_delay_in_registration_is_found_by_a_bound(tmp_path: Path, delay: str, verdict: str) -> None:
-    # A healthy registration takes microseconds, so that no busy machine needs 30 ms in most of ten calls.
-    (tmp_path / "slower_worker.py").write_text(SLOWER.replace("DELAY", delay))
-    (tmp_path / "run_slower.py").write_text(RUN_SLOWER)
+@pytest.mark.parametrize(
+    ("delays", "verdict"),
+    [
+        pytest.param((4e-4, 60e-3), "FAIL", marks=pytest.mark.alone),
+        pytest.param((0, 0), "PASS", marks=pytest.mark.whole),
+    ],
+)
+def test_registration_that_becomes_slower_with_each_call_is_found(
+    tmp_path: Path, delays: tuple[float, float], verdict: str
+) -> None:
+    """So is a delay above a bound: a healthy registration takes microseconds."""
     profile = tmp_path / "p.toml"
     profile.write_text(
         '[profile]\nname = "test"\n[[bound]]\nfigure = "registration"\ncount = [1]\nsize = ["1MiB"]\n'
         'at_most = "30 ms"\nsource = "a test"\n'
     )
-    options = ("-k", "deregistered", f"--nixl-profile={profile}")
-    done = run(GROWTH, *options, plugins=["run_slower"], env={"PYTHONPATH": str(tmp_path)})
-    assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output
-    pattern = r"^FAIL registration: registration \(UCX count 1 1MiB\): [\d.]+ ms, above its bound of 30 ms \("
-    assert bool(re.search(pattern, done.output, re.M)) == (verdict == "FAIL")
+    fault = SLOWER.replace("DELAYS", str(delays))
+    done = run(GROWTH, "-k", "slower or deregistered", f"--nixl-profile={profile}", fault=fault)
+    lines = (
+        "FAIL registration-growth: registration becomes slower with each repeat: ... the last takes at least "
+        "... times as long as the first, and the limit is 3 times",
+        "remedy: Run the check again with another release of NIXL",
+        "FAIL registration: registration (UCX count 1 1MiB): ... ms, above its bound of 30 ms (",
+    )
+    done.expect(verdict == "FAIL", f"NIXL verdict: {verdict} (2 {verdict}; ", *(lines if verdict == "FAIL" else ()))
 
 
 #: In pytest: 40,000 regions, and a line in a file for each wait of the check: how it ended, and for what it waited.
@@ -197,23 +176,16 @@ pytest_nixl.wait_until = counted
 
 def test_metadata_of_40000_regions_is_refused_by_etcd_and_reported(tmp_path: Path) -> None:
     # A double only for the number: NIXL, its metadata and etcd are real.
-    (tmp_path / "many.py").write_text(MANY_COUNTED)
     waits = tmp_path / "waits.txt"
-    done = run(
-        PUBLISHED, "-k", "fits", "--nixl-etcd-server=embedded", plugins=["many"],
-        env={"PYTHONPATH": str(tmp_path), "WAITS": str(waits)},
-    )  # fmt: skip
-    assert re.search(
-        r"^FAIL NIXL-ETCD-OVERSIZE: metadata that exceeds etcd's request limit is not published; NIXL reports nothing, "
-        r"and peers may load a stale entry: metadata of 40000 regions \(1\.76 MB\) exceeds etcd's request limit of "
-        r"1\.5 MiB"
-        r": etcd still has the \d+ B of an earlier publication; on stderr NIXL wrote: .*request is too large",
-        done.output,
-        re.M,
+    options = ("-k", "fits", "--nixl-etcd-server=embedded")
+    run(PUBLISHED, *options, fault=MANY_COUNTED, env={"WAITS": str(waits)}).expect(
+        1,
+        "FAIL NIXL-ETCD-OVERSIZE: metadata that exceeds etcd's request limit is not published; NIXL reports nothing, "
+        "and peers may load a stale entry: metadata of 40000 regions (1.76 MB) exceeds etcd's request limit of "
+        "1.5 MiB: etcd still has the ... B of an earlier publication; on stderr NIXL wrote: ...request is too large",
+        "remedy: start etcd with --max-request-bytes=16777216",
+        "about: pytest-nixl explain NIXL-ETCD-OVERSIZE",
     )
-    assert "remedy: start etcd with --max-request-bytes=16777216" in done.output
-    assert "about: pytest-nixl explain NIXL-ETCD-OVERSIZE" in done.output
-    assert done.code == 1
     # No wait ended at its deadline: the second was met by NIXL's line about the refusal.
     published, refused = waits.read_text().splitlines()
     assert re.fullmatch(r"met by True: .* to publish its metadata under .*", published)

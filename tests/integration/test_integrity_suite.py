@@ -11,61 +11,51 @@ import re
 
 import pytest
 from helpers import bad_copies, gpu_standin
-from helpers.cli_run import run
+from helpers.cli_run import Finished, run
 
 pytestmark = pytest.mark.long
 
-CHECK = "suites/bandwidth/test_integrity.py"
-QUICK = (CHECK, "--nixl-level=quick")
+BETWEEN = ("DRAM:DRAM", "VRAM:VRAM")
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return bad_copies.build(tmp_path_factory.mktemp("copies"))
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables with which a run spoils what it is told: nothing."""
+    gpus = gpu_standin.build(tmp_path_factory.mktemp("driver"))
+    return {**gpus, **bad_copies.build(tmp_path_factory.mktemp("copies")), "STANDIN_NVLINKS": "18"}
 
 
-@pytest.fixture(scope="module")
-def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "STANDIN_NVLINKS": "18"}
+def check(libraries: dict[str, str], **faults: str) -> Finished:
+    """Run the check between host memories and between GPUs, with faults of both libraries."""
+    options = ("--nixl-level=quick", f"--nixl-memory={','.join(BETWEEN)}")
+    return run("suites/bandwidth/test_integrity.py", *options, env={**libraries, **faults})
 
 
-def corrupt(output: str) -> dict[str, str]:
-    """Return by operation which bytes of which transfers are said to be wrong."""
-    return dict(
-        re.findall(
-            r"^CORRUPT bytes-of-every-transfer: UCX/(\w+)/\S+, a pattern for each transfer: (.*)$", output, re.MULTILINE
-        )
-    )
+def corrupt(done: Finished) -> dict[tuple[str, str], str]:
+    """Return by operation and memories which bytes of which transfers are said to be wrong."""
+    line = r"^CORRUPT bytes-of-every-transfer: UCX/(\w+)/([\w:]+)\S*, a pattern for each transfer: (.*)$"
+    return {(op, memory): text for op, memory, text in re.findall(line, done.output, re.MULTILINE)}
 
 
-def test_healthy_copies_pass(host: dict[str, str]) -> None:
-    done = run(*QUICK, env=host)
-    assert (done.code, corrupt(done.output)) == (0, {})
-    assert "NIXL verdict: PASS (2 PASS; 0 rows measured)" in done.output
+def test_healthy_copies_pass(libraries: dict[str, str]) -> None:
+    check(libraries).expect(0, "NIXL verdict: PASS (4 PASS; 0 rows measured)", never=["CORRUPT"])
 
 
-def test_one_flipped_byte_in_a_hundred_copies_is_corrupt(host: dict[str, str]) -> None:
-    done = run(*QUICK, env={**host, "BAD_COPIES_FLIP": "100"})
-    assert done.code == 1
-    wrong = corrupt(done.output)
-    assert set(wrong) == {"WRITE", "READ"}, done.output
-    for text in wrong.values():
-        assert re.match(r"1 of \d+ bytes are wrong in transfer \d+ \(\d+ of 100 are corrupt\), the first at ", text)
-
-
-def test_a_copy_that_brings_nothing_is_corrupt(host: dict[str, str]) -> None:
-    wrong = corrupt(run(*QUICK, env={**host, "BAD_COPIES_STALE": "10"}).output)
-    assert set(wrong) == {"WRITE", "READ"}
-    for text in wrong.values():
-        assert re.match(r"4096 of 4096 bytes are wrong in transfer \d+ \(10 of 100 are corrupt\)", text)
-
-
-@pytest.mark.parametrize("fault", [{"STANDIN_CORRUPT": "100"}, {"STANDIN_STALE": "10"}], ids=str)
-def test_spoiled_copies_between_gpus_are_corrupt(gpus: dict[str, str], fault: dict[str, str]) -> None:
-    done = run(*QUICK, "--nixl-memory=VRAM:VRAM", env={**gpus, **fault})
-    assert set(corrupt(done.output)) == {"WRITE", "READ"}, done.output
-
-
-def test_healthy_copies_between_gpus_pass(gpus: dict[str, str]) -> None:
-    done = run(*QUICK, "--nixl-memory=VRAM:VRAM", env=gpus)
-    assert "NIXL verdict: PASS (2 PASS; 0 rows measured)" in done.output, done.output
+@pytest.mark.parametrize(
+    ("faults", "wrong"),
+    [
+        (
+            {"BAD_COPIES_FLIP": "100", "STANDIN_CORRUPT": "100"},
+            r"1 of \d+ bytes are wrong in transfer \d+ \(\d+ of 100 are corrupt\), the first at ",
+        ),
+        (
+            {"BAD_COPIES_STALE": "10", "STANDIN_STALE": "10"},
+            r"4096 of 4096 bytes are wrong in transfer \d+ \(10 of 100 are corrupt\)",
+        ),
+    ],
+    ids=["one-flipped-byte-in-a-hundred-copies", "one-copy-of-ten-brings-nothing"],
+)
+def test_spoiled_copies_are_corrupt(libraries: dict[str, str], faults: dict[str, str], wrong: str) -> None:
+    texts = corrupt(check(libraries, **faults).expect(1))
+    assert set(texts) == {(op, memory) for op in ("WRITE", "READ") for memory in BETWEEN}
+    assert all(re.match(wrong, texts[op, "DRAM:DRAM"]) for op in ("WRITE", "READ")), texts

@@ -18,54 +18,154 @@ pytestmark = pytest.mark.long
 
 EXCHANGE, LIFECYCLE = "suites/metadata/test_exchange.py", "suites/metadata/test_lifecycle.py"
 NAMESPACES, DATA_PATH = "suites/metadata/test_namespaces.py", "suites/metadata/test_data_path.py"
+MANY, BACKENDS = "suites/metadata/test_many.py", "suites/metadata/test_backends.py"
 
 
-def broken(tmp_path: Path, fault: str, *arguments: str, seconds: int = 10, **variables: str) -> Finished:
-    """Run tests of the suite with a plugin that causes a fault.
-
-    :param seconds: the deadline of each step; short where the fault shows only when it has passed.
-    """
-    (tmp_path / "fault.py").write_text(fault + NOT_BUSY)
-    options = (f"--nixl-timeout={seconds}s", "--nixl-etcd-server=embedded", "-p", "fault")
-    return run(*arguments, *options, env={"PYTHONPATH": str(tmp_path), **variables})
+def broken(fault: str, *arguments: str, seconds: int = 60) -> Finished:
+    """Run tests of the suite with a fault; ``seconds`` is the deadline of each step."""
+    return run(*arguments, f"--nixl-timeout={seconds}s", "--nixl-etcd-server=embedded", fault=fault + NOT_BUSY)
 
 
-def checks_that_fail(done: Finished) -> set[str]:
-    """Return the ids of the checks that did not pass."""
-    return set(re.findall(r"^(?:FAIL|ERROR) (\S+):", done.output, re.MULTILINE))
+#: The faults of one run, each in one check only, and by check what is awaited in vain, and what NIXL writes about it.
+FAULTS = """
+from helpers.faults_of_checks import is_in_vain, within
+from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.etcd.proxy import EtcdProxy
+from pytest_nixl.nixl.agent import NixlAgent
+from suites.metadata import moving, namespace, test_data_path, test_exchange, test_many
+from suites.metadata.namespace import Namespace
 
+# Every second worker is started with another namespace.
+@within("metadata-by-etcd", Namespace, "start")
+def apart(start, self, *names):
+    there = Namespace(self._agents, self.client, self.endpoint, f"{self.name}/", self.seconds)
+    return [agent for name, where in zip(names, (self, there)) for agent in start(where, name)]
+is_in_vain("metadata-by-etcd", namespace, "to load the metadata of publisher")
 
-#: Gives only NIXL the address of a healthy etcd with a slash at the end.
-SLASH = """
-from dataclasses import replace
-import pytest
+# The second Put of metadata is lost between agent and etcd, which is that of an update.
+@within("metadata-update", Namespace, "start")
+def lossy(start, self, *names):
+    client = EtcdProxy(self.endpoint).client("lossy")
+    client.lose_request(lambda request: request.method == "Put" and request.key.endswith("/metadata"), nth=2)
+    self.endpoint = client.endpoint
+    return start(self, *names)
+is_in_vain("metadata-update", namespace, "to publish its metadata", "Failed to store metadata in etcd")
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef):
-    value = yield
-    if fixturedef.argname == "nixl_etcd":
-        value = replace(value, endpoint=value.endpoint + "/")
-        fixturedef.cached_result = (value, *fixturedef.cached_result[1:])
-    return value
+# Every part contains all memory.
+everything = []
+def registered(register, agent, **options):
+    everything.append((agent, register(agent, **options)))
+    return everything[-1][1]
+def of_everything(registration, agent, *memory):
+    return registration(agent, *(buffer for owner, buffer in everything if owner is agent))
+for check, module in (("metadata-in-parts-by-etcd", namespace), ("metadata-in-parts-by-side-channel", test_exchange)):
+    within(check, test_exchange, "registered")(registered)
+    within(check, module, "registration")(of_everything)
+
+# Metadata for a port is sent to another port.
+@within("metadata-by-listener", NixlAgent, "send_local_metadata")
+def to_nobody(send, self, ip_addr="", port=None):
+    send(self, ip_addr, port and free_ports(1)[0])
+is_in_vain("metadata-by-listener", test_exchange, "to load the metadata that arrived", "could not connect")
+
+# Only NIXL gets the address of a healthy etcd with a slash at its end.
+@within("metadata-of-a-restarted-agent", Namespace, "start")
+def with_a_slash(start, self, *names):
+    self.endpoint += "/"
+    return start(self, *names)
+is_in_vain("metadata-of-a-restarted-agent", namespace, "to publish its metadata", "the target uri is not valid")
+
+# The worker of an agent is killed.
+@within("metadata-of-deregistered-memory", Namespace, "find")
+def and_die(find, self, finder, owner, *memory):
+    find(self, finder, owner, *memory)
+    owner.worker._process.kill()
+
+# The finder is cut off from etcd when it could learn of a removal.
+@within("metadata-invalidation", Namespace, "await_watch")
+def and_cut(await_watch, self, client, finder, owner):
+    await_watch(self, client, finder, owner)
+    client.cut()
+    client.restore()
+is_in_vain("metadata-invalidation", namespace, "to forget publisher")
+
+# Metadata is not removed.
+@within("metadata-of-one-name-twice", NixlAgent, "invalidate_local_metadata")
+def stays(invalidate, self):
+    pass
+is_in_vain("metadata-of-one-name-twice", namespace, "etcd to have no key")
+
+# A transfer sends a request to etcd.
+@within("data-path-without-etcd", NixlAgent, "transfer")
+def and_publish(transfer, self, handle, notif_msg=b""):
+    self.send_local_metadata()
+    return transfer(self, handle, notif_msg)
+
+# Agents bypass the proxy that counts and is cut.
+for check in ("metadata-of-a-later-agent", "metadata-fetch-after-etcd-was-away"):
+    within(check, Namespace, "reached_by")(lambda reached_by, self, endpoint: self)
+@within("metadata-of-a-later-agent", Namespace, "await_watch")
+def soon(await_watch, self, *arguments):
+    self.seconds = 1
+    await_watch(self, *arguments)
+is_in_vain("metadata-fetch-after-etcd-was-away", test_data_path, "to log that it cannot fetch")
+
+# There is one namespace where there should be two, and the endpoints of a list are all dead.
+within("metadata-namespaces-apart", Namespace, "part")(lambda part, self, name: self)
+is_in_vain("metadata-namespaces-apart", namespace, "to load the metadata of same")
+is_in_vain("metadata-namespaces-apart", moving, "a WRITE of")
+@within("metadata-by-several-endpoints", Namespace, "reached_by")
+def by_the_dead(reached_by, self, endpoint):
+    return reached_by(self, endpoint.split(",")[0])
+is_in_vain("metadata-by-several-endpoints", namespace, "to publish its metadata", "connections to all backends failing")
+
+# One of six agents never publishes.
+test_many.WORKERS, test_many.PER_WORKER = 2, 3
+send = NixlAgent.send_local_metadata
+NixlAgent.send_local_metadata = lambda self, *to: None if self.name == "finder-1-2" else send(self, *to)
+is_in_vain("metadata-of-200-agents", test_many, "etcd to have the metadata of 6 agents", "etcd has 5")
 """
 
 
-def test_agent_that_cannot_publish_is_named_with_the_message_of_nixl(tmp_path: Path) -> None:
-    done = broken(tmp_path, SLASH, EXCHANGE, "-k", "through_etcd or a_side_channel")
-    assert "ERROR metadata-by-etcd: waited 10 s for rank 0 (agent worker, pid " in done.output
-    assert "to publish its metadata under /pytest-nixl/" in done.output
-    assert "remedy: read what NIXL wrote: " in done.output
-    assert "the target uri is not valid" in done.output
-    assert "1 PASS" in done.output, "the side channel works without etcd"
-    assert done.code == 1
+def test_each_check_names_its_fault_and_the_remedy() -> None:
+    tests = (
+        "through_etcd or publishes_again or parts or by_and_by or listens or was_restarted or deregistered "
+        "or others_forget or one_name_are or do_not_touch or after_it_was_looked_for or fetches_again or do_not_meet "
+        "or one_is_dead or many_agents"
+    )
+    done = broken(FAULTS, EXCHANGE, LIFECYCLE, NAMESPACES, DATA_PATH, MANY, "-k", tests)
+    waited = "waited 1 s for rank 0 (agent worker, pid ...)"
+    done.expect(
+        1,
+        f"ERROR metadata-by-etcd: {waited} to load the metadata of publisher ... /pytest-nixl/",
+        "remedy: compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both agents",
+        f"ERROR metadata-update: {waited} to publish its metadata under /pytest-nixl/",
+        "remedy: read what NIXL wrote: ...Failed to store metadata in etcd",
+        "FAIL metadata-in-parts-by-etcd: finder knows memory",
+        "FAIL metadata-in-parts-by-side-channel: memory is known",
+        "ERROR metadata-by-listener: waited 1 s for listener ... port",
+        "remedy: ...127.0.0.1:... could not connect",
+        f"ERROR metadata-of-a-restarted-agent: {waited} to publish its metadata under /pytest-nixl/",
+        "remedy: read what NIXL wrote: ...the target uri is not valid",
+        "ERROR metadata-of-deregistered-memory: rank 0 (agent worker, pid ...) was ended by SIGKILL during",
+        f"ERROR metadata-invalidation: {waited} to forget publisher",
+        "remedy: check whether its watch reaches etcd",
+        "ERROR metadata-of-one-name-twice: waited 1 s for etcd to have no key under /pytest-nixl/",
+        "FAIL data-path-without-etcd: 25 transfers made ... requests to etcd: agents ...: Put(/pytest-nixl/",
+        f"ERROR metadata-of-a-later-agent: {waited} to watch",
+        f"ERROR metadata-fetch-after-etcd-was-away: {waited} to log",
+        f"ERROR metadata-by-several-endpoints: {waited} to publish",
+        "remedy: read what NIXL wrote: ...connections to all backends failing",
+        "ERROR metadata-of-200-agents: waited 1 s for etcd to have the metadata of 6 agents under ",
+        "remedy: etcd has 5: ",
+    )
+    assert re.search(r"^(ERROR|FAIL) metadata-namespaces-apart: ", done.output, re.MULTILINE)
 
 
 def test_etcd_that_nixl_cannot_use_is_reported_immediately(nixl_private_etcd: PrivateEtcd) -> None:
     etcd = (f"--nixl-etcd={nixl_private_etcd.endpoint}", "--nixl-etcd-user=root:secret")
     done = run(EXCHANGE, "-k", "through_etcd", *etcd)
-    assert re.search(f"^ERROR metadata-by-etcd: NIXL .* {nixl_private_etcd.endpoint}: ", done.output, re.MULTILINE)
-    assert "secret" not in done.output
-    assert done.code == 1
+    done.expect(1, f"ERROR metadata-by-etcd: NIXL ... {nixl_private_etcd.endpoint}: ", never=["secret"])
 
 
 #: Overwrites some of the arrived bytes before they are compared.
@@ -80,238 +180,33 @@ Buffer.compare = spoiled
 """
 
 
-def test_wrong_bytes_fail_every_check_of_an_exchange(tmp_path: Path) -> None:
-    done = broken(tmp_path, CORRUPT, EXCHANGE, seconds=60)
-    assert done.output.count(": the bytes at ") >= 6
-    assert checks_that_fail(done) == {
+def test_wrong_bytes_fail_every_check_of_an_exchange() -> None:
+    done = broken(CORRUPT, EXCHANGE)
+    assert set(re.findall(r"^FAIL (\S+): the bytes at ", done.output, re.MULTILINE)) == {
         "metadata-by-etcd", "metadata-by-side-channel", "metadata-by-listener", "metadata-in-parts-by-etcd",
         "metadata-in-parts-by-side-channel", "metadata-update",
-    }  # fmt: skip
+    }, done.output  # fmt: skip
 
 
-#: Loses the second Put of any agent's metadata between agent and etcd, which is that of an update.
-LOST_PUT = """
-from dataclasses import replace
-import pytest
-from pytest_nixl.etcd.proxy import EtcdProxy
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef):
-    value = yield
-    if fixturedef.argname == "nixl_etcd":
-        client = EtcdProxy(value.endpoint).client("lossy")
-        client.lose_request(lambda request: request.method == "Put" and request.key.endswith("/metadata"), nth=2)
-        value = replace(value, endpoint=client.endpoint)
-        fixturedef.cached_result = (value, *fixturedef.cached_result[1:])
-    return value
-"""
-
-
-def test_update_that_does_not_reach_etcd_is_reported(tmp_path: Path) -> None:
-    done = broken(tmp_path, LOST_PUT, EXCHANGE, "-k", "publishes_again")
-    assert "ERROR metadata-update: waited 10 s for rank 0 (agent worker, pid " in done.output
-    assert "to publish its metadata under /pytest-nixl/" in done.output
-    assert "Failed to store metadata in etcd" in done.output
-    assert done.code == 1
-
-
-#: Starts every second worker of a test with another namespace.
-WRONG_NAMESPACE = """
-from suites.metadata.namespace import Namespace
-
-start = Namespace.start
-def apart(self, *names):
-    there = Namespace(self._agents, self.client, self.endpoint, f"{self.name}/", self.seconds)
-    return [agent for name, where in zip(names, (self, there)) for agent in start(where, name)]
-Namespace.start = apart
-"""
-
-
-def test_agents_in_different_namespaces_are_reported_with_the_variables_to_compare(tmp_path: Path) -> None:
-    done = broken(tmp_path, WRONG_NAMESPACE, EXCHANGE, "-k", "through_etcd")
-    assert "ERROR metadata-by-etcd: waited 10 s for rank 0 (agent worker, pid " in done.output
-    assert re.search("metadata of publisher .* /pytest-nixl/", done.output)
-    assert re.search("remedy: .*NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE", done.output)
-    assert done.code == 1
-
-
-#: Every part contains all memory, and metadata for a port is sent to another port.
-PARTS = """
-from pytest_nixl.nixl.agent import NixlAgent
-from suites.metadata import namespace, test_exchange
-from pytest_nixl.core.free_ports import free_ports
-
-
-everything = []
-def of_everything(agent, *memory):
-    known = [buffer for owner, buffer in everything if owner is agent]
-    return agent.get_reg_descs([(*buffer.descriptor(), "") for buffer in known], "DRAM")
-registered = test_exchange.registered
-def remembered(agent):
-    everything.append((agent, registered(agent)))
-    return everything[-1][1]
-namespace.registration = test_exchange.registration = of_everything
-test_exchange.registered = remembered
-
-send = NixlAgent.send_local_metadata
-def to_nobody(self, ip_addr="", port=None):
-    send(self, ip_addr, port and free_ports(1)[0])
-NixlAgent.send_local_metadata = to_nobody
-"""
-
-
-def test_parts_with_too_much_memory_and_a_port_without_a_listener_are_reported(tmp_path: Path) -> None:
-    done = broken(tmp_path, PARTS, EXCHANGE, "-k", "parts or by_and_by or listens")
-    assert "FAIL metadata-in-parts-by-etcd: finder knows memory" in done.output
-    assert "FAIL metadata-in-parts-by-side-channel: memory is known" in done.output
-    assert re.search(r"ERROR metadata-by-listener: waited 10 s for listener .* port \d+", done.output)
-    assert re.search(r"remedy: .* 127.0.0.1:\d+ .*could not connect", done.output)
-    assert done.code == 1
-
-
-#: Another process listens at the port that an agent is to listen at.
-TAKEN_PORT = """
+#: Another process listens at the port that an agent is to listen at, and agents bypass the counting proxy.
+TAKEN_PORT_AND_NO_PROXY = """
 import socket
 from suites.metadata import test_exchange
+from suites.metadata.namespace import Namespace
 
 taken = socket.create_server(("", 0))
 test_exchange.free_ports = lambda count: [taken.getsockname()[1]] * count
-"""
-
-
-def test_a_taken_port_is_reported_with_the_way_to_find_its_owner(tmp_path: Path) -> None:
-    done = broken(tmp_path, TAKEN_PORT, EXCHANGE, "-k", "listens", seconds=60)
-    assert "ERROR metadata-by-listener: NIXL cannot create an agent: " in done.output
-    assert re.search(r"remedy: .*`ss -tanp 'sport = :\d+'`", done.output)
-    assert done.code == 1
-
-
-#: Kills the worker of an agent after it has published.
-KILLED = """
-from suites.metadata.namespace import Namespace
-
-publish = Namespace.publish
-def and_die(self, agent):
-    publish(self, agent)
-    agent.worker._process.kill()
-Namespace.publish = and_die
-"""
-
-
-def test_worker_that_is_killed_during_a_check_is_named(tmp_path: Path) -> None:
-    done = broken(tmp_path, KILLED, EXCHANGE, LIFECYCLE, "-k", "through_etcd or deregistered")
-    ended = r"(rank 0 \(agent worker, pid \d+\) was ended by SIGKILL during|waited 10 s for)"
-    for check in ("metadata-by-etcd", "metadata-of-deregistered-memory"):
-        assert re.search(f"ERROR {check}: {ended}", done.output)
-    assert done.code == 1
-
-
-#: An agent that sends a request to etcd for each transfer, and agents that bypass the counting proxy.
-ASKS = """
-from pytest_nixl.nixl.agent import NixlAgent
-
-transfer = NixlAgent.transfer
-def and_publish(self, handle, notif_msg=b""):
-    self.send_local_metadata()
-    return transfer(self, handle, notif_msg)
-NixlAgent.transfer = and_publish
-"""
-ELSEWHERE = """
-from suites.metadata.namespace import Namespace
-
 Namespace.reached_by = lambda self, endpoint: self
 """
 
 
-def test_transfer_that_sends_a_request_to_etcd_fails_with_the_request(tmp_path: Path) -> None:
-    done = broken(tmp_path, ASKS, DATA_PATH, "-k", "do_not_touch", seconds=60)
-    pattern = r"FAIL data-path-without-etcd: 25 transfers made \d+ requests to etcd: agents \d+: Put\(/pytest-nixl/"
-    assert re.search(pattern, done.output)
-    assert done.code == 1
-
-
-def test_agents_that_bypass_the_counting_proxy_fail(tmp_path: Path) -> None:
-    selection = "do_not_touch or after_it_was_looked_for or fetches_again"
-    done = broken(tmp_path, ELSEWHERE, DATA_PATH, LIFECYCLE, "-k", selection)
-    assert "FAIL data-path-without-etcd: " in done.output
-    assert "ERROR metadata-of-a-later-agent: waited 10 s for rank 0 (agent worker, pid " in done.output
-    assert "ERROR metadata-fetch-after-etcd-was-away: waited 10 s for rank 0 (agent worker, pid " in done.output
-    assert done.code == 1
-
-
-#: Cuts the finder off from etcd when it could learn of a removal.
-DEAF = """
-from suites.metadata.namespace import Namespace
-
-await_watch = Namespace.await_watch
-def and_cut(self, way, finder, owner):
-    await_watch(self, way, finder, owner)
-    way.cut()
-    way.restore()
-Namespace.await_watch = and_cut
-"""
-#: Does not remove the metadata.
-STAYS = """
-from pytest_nixl.nixl.agent import NixlAgent
-
-NixlAgent.invalidate_local_metadata = lambda self, ip_addr="", port=None: None
-"""
-
-
-@pytest.mark.parametrize(
-    ("fault", "message", "remedy"),
-    [
-        (DEAF, "to forget publisher", "watch"),
-        (STAYS, "etcd to have no key under /pytest-nixl/", "NIXL wrote: "),
-    ],
-    ids=["not-heard", "not-withdrawn"],
-)
-def test_removal_that_does_not_happen_or_is_not_noticed_is_reported(
-    tmp_path: Path, fault: str, message: str, remedy: str
-) -> None:
-    done = broken(tmp_path, fault, LIFECYCLE, "-k", "the_others_forget")
-    assert "ERROR metadata-invalidation: waited 10 s for " in done.output
-    assert message in done.output
-    assert re.search(f"remedy: .*{remedy}", done.output)
-    assert done.code == 1
-
-
-#: One namespace where there should be two, and a list of endpoints that are all dead.
-TOGETHER = """
-from suites.metadata.namespace import Namespace
-
-Namespace.part = lambda self, name: self
-reached_by = Namespace.reached_by
-def by_the_dead(self, endpoint):
-    return reached_by(self, endpoint.split(",")[0])
-Namespace.reached_by = by_the_dead
-"""
-
-
-def test_equal_namespaces_and_dead_endpoints_fail(tmp_path: Path) -> None:
-    done = broken(tmp_path, TOGETHER, NAMESPACES, "-k", "do_not_meet or one_is_dead")
-    assert re.search(r"(ERROR|FAIL) metadata-namespaces-apart: ", done.output)
-    assert "ERROR metadata-by-several-endpoints: waited 10 s for rank 0 (agent worker, pid " in done.output
-    assert "connections to all backends failing" in done.output
-    assert done.code == 1
-
-
-#: Six agents, one of which never publishes.
-SIX = """
-from pytest_nixl.nixl.agent import NixlAgent
-from suites.metadata import test_many
-
-test_many.WORKERS, test_many.PER_WORKER = 2, 3
-send = NixlAgent.send_local_metadata
-NixlAgent.send_local_metadata = lambda self, *to: None if self.name == "finder-1-2" else send(self, *to)
-"""
-
-
-def test_single_agent_that_does_not_publish_is_noticed(tmp_path: Path) -> None:
-    done = broken(tmp_path, SIX, "suites/metadata/test_many.py")
-    assert "ERROR metadata-of-200-agents: waited 10 s for etcd to have the metadata of 6 agents under " in done.output
-    assert re.search("remedy: .* has 5: ", done.output)
-    assert done.code == 1
+def test_a_taken_port_and_a_proxy_without_requests_are_named() -> None:
+    broken(TAKEN_PORT_AND_NO_PROXY, EXCHANGE, DATA_PATH, "-k", "listens or do_not_touch").expect(
+        1,
+        "ERROR metadata-by-listener: NIXL cannot create an agent: ",
+        "remedy: ...`ss -tanp 'sport = :...'`",
+        "FAIL data-path-without-etcd: the agents found each other, but the proxy to etcd counted no request",
+    )
 
 
 #: Changes the real NIXL so that it has none of the defects, because every release has them.
@@ -384,10 +279,8 @@ def test_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
         f'[[accept]]\nid = "{id}"\nreason = "known"\nexpires = 2999-12-31\n' for id in FINDINGS if id in LOOKED_FOR
     )
     profile.write_text(f'[profile]\nname = "mine"\n{accepts}')
-    files = (LIFECYCLE, NAMESPACES, DATA_PATH)
-    done = broken(
-        tmp_path, MENDED, *files, "-k", "not do_not_touch and not do_not_meet", f"--nixl-profile={profile}", seconds=20
-    )
+    options = ("-k", "not do_not_touch and not do_not_meet", f"--nixl-profile={profile}")
+    done = broken(MENDED, LIFECYCLE, NAMESPACES, DATA_PATH, *options, seconds=20)
     gone = re.findall(r"^FAIL (\S+): .* it no longer occurs", done.output, re.MULTILINE)
     assert set(gone) == LOOKED_FOR, done.output
 
@@ -411,8 +304,7 @@ def test_namespace_of_a_deployment_is_judged(name: str | None, verdict: Verdict,
 
 def test_namespace_of_the_run_is_judged() -> None:
     done = run(NAMESPACES, "-k", "of_this_deployment", env={"NIXL_ETCD_NAMESPACE": "/nixl/agents"})
-    assert "WARN namespace-well-formed: NIXL_ETCD_NAMESPACE=/nixl/agents: agents publish under" in done.output
-    assert done.code == 0
+    done.expect(0, "WARN namespace-well-formed: NIXL_ETCD_NAMESPACE=/nixl/agents: agents publish under")
 
 
 #: Reports that a transfer by POSIX is done, and does not post it.
@@ -428,17 +320,13 @@ NixlAgent.transfer = lost
 """
 
 
-def test_an_agent_with_two_backends_uses_each_as_chosen_and_a_lost_transfer_is_found(tmp_path: Path) -> None:
-    where = ("suites/metadata/test_backends.py", "--nixl-level=extended")
-    done = broken(tmp_path, "", *where, seconds=60)
-    assert done.code == 0, done.output
-    assert re.search(
-        r"an agent with UCX and POSIX: DRAM:DRAM by UCX over \S+; DRAM:FILE by POSIX over \S+$", done.output, re.M
-    ), done.output
-    done = broken(tmp_path, LOST, *where, seconds=60)
-    assert done.code == 1
-    assert re.search(
-        r"^CORRUPT several-backends: an agent with UCX and POSIX: \d+ of 65536 bytes of DRAM:FILE by POSIX .* are ",
-        done.output,
-        re.M,
-    ), done.output
+@pytest.mark.parametrize(
+    ("fault", "code", "line"),
+    [
+        ("", 0, "an agent with UCX and POSIX: DRAM:DRAM by UCX over ...; DRAM:FILE by POSIX over "),
+        (LOST, 1, "CORRUPT several-backends: an agent with UCX and POSIX: ... of 65536 bytes of DRAM:FILE by POSIX"),
+    ],
+    ids=["healthy", "lost-transfer"],
+)
+def test_an_agent_with_two_backends_uses_each_as_chosen(fault: str, code: int, line: str) -> None:
+    broken(fault, BACKENDS, "--nixl-level=extended").expect(code, line)

@@ -74,9 +74,7 @@ def test_extra_flags_make_a_separate_row(program: str) -> None:
     seeds = "--mode=MG --num_initiator_dev=8 --num_target_dev 8 --check_consistency=1"
     # The recorded row of this block is a fast one.
     more = ("--nixl-nixlbench-runtime=ETCD", "--nixl-blocks=128KiB")
-    done = bench(program, f"--nixl-nixlbench-args={seeds}", *more)
-    assert done.code == 0, done.output
-    assert "nixlbench[MG8x8]:UCX  WRITE" in done.output
+    bench(program, f"--nixl-nixlbench-args={seeds}", *more).expect(0, "nixlbench[MG8x8]:UCX  WRITE")
 
 
 def test_a_row_below_the_floor_fails(program: str, tmp_path: Path) -> None:
@@ -93,30 +91,34 @@ def test_a_row_below_the_floor_fails(program: str, tmp_path: Path) -> None:
     assert done.code == (0 if disturbed else 1)
 
 
-def test_wrong_bytes_are_corrupt(program: str) -> None:
-    done = bench(program, play="inconsistent:1")
-    assert done.code == 1
-    assert "CORRUPT nixlbench:UCX/WRITE" in done.output
-    assert " says: Consistency check failed for iov 0:0" in done.output
-    assert "--check_consistency=1" in done.output
-
-
-def test_a_killed_rank_fails_its_row_with_a_repeat_command(program: str) -> None:
-    done = bench(program, play="killed:1")
-    assert done.code == 1
-    assert f"ERROR nixlbench:{OURS}: the target (nixlbench of rank 1 on " in done.output
-    assert " was ended by SIGKILL during the run" in done.output
-    assert f"repeat: pytest {SUITE} " in done.output
-    assert "--nixl-backend=UCX" in done.output
-    assert "0 rows measured" in done.output
+@pytest.mark.parametrize(
+    ("play", "lines"),
+    [
+        pytest.param(
+            "inconsistent:1",
+            ("CORRUPT nixlbench:UCX/WRITE", " says: Consistency check failed for iov 0:0", "--check_consistency=1"),
+            id="wrong-bytes",
+        ),
+        pytest.param(
+            "killed:1",
+            (
+                f"ERROR nixlbench:{OURS}: the target (nixlbench of rank 1 on ",
+                " was ended by SIGKILL during the run",
+                f"repeat: pytest {SUITE} ...--nixl-backend=UCX",
+                "0 rows measured",
+            ),
+            id="killed-rank",
+        ),
+    ],
+)
+def test_a_fault_of_nixlbench_fails_its_row(program: str, play: str, lines: tuple[str, ...]) -> None:
+    bench(program, play=play).expect(1, *lines)
 
 
 def test_an_unknown_flag_is_reported(program: str) -> None:
     # A single flag as a separate argument looks like an option of pytest.
     done = bench(program, "--nixl-nixlbench-args", "--no_such_flag=1")
-    assert done.code == 1
-    assert " has no --no_such_flag\n" in done.output
-    assert "nixlbench --help" in done.output
+    done.expect(1, " has no --no_such_flag\n", "nixlbench --help")
 
 
 @pytest.mark.parametrize(
@@ -133,27 +135,22 @@ def test_an_unknown_flag_is_reported(program: str) -> None:
 def test_rows_that_it_cannot_measure_are_not_applicable(program: str, arguments: tuple[str, ...], reason: str) -> None:
     if "GPU" in reason and Path("/dev/nvidiactl").exists():
         pytest.skip("this host has a GPU")
-    done = bench(program, *arguments)
-    assert f"NOT-APPLICABLE nixlbench-bandwidth: {reason}" in done.output
-    assert "NIXL verdict: NOTHING CHECKED (1 MISSING, " in done.output
-    assert done.code == 1
+    bench(program, *arguments).expect(
+        1, f"NOT-APPLICABLE nixlbench-bandwidth: {reason}", "NIXL verdict: NOTHING CHECKED (1 MISSING, "
+    )
 
 
 def test_without_nixlbench_its_rows_are_not_applicable() -> None:
-    done = run(SUITE, *ONE_ROW, env={"PATH": "/nowhere"})
-    assert ": this host has no nixlbench on its PATH, and --nixl-nixlbench PATH names none" in done.output
-    assert (
-        "MISSING whole-run: nothing was checked, because the only check was skipped: this host has no nixl"
-        in done.output
+    run(SUITE, *ONE_ROW, env={"PATH": "/nowhere"}).expect(
+        1,
+        ": this host has no nixlbench on its PATH, and --nixl-nixlbench PATH names none",
+        "MISSING whole-run: nothing was checked, because the only check was skipped: this host has no nixl",
+        "NIXL verdict: NOTHING CHECKED (1 MISSING, 1 NOT-APPLICABLE; 0 rows measured)",
     )
-    assert "NIXL verdict: NOTHING CHECKED (1 MISSING, 1 NOT-APPLICABLE; 0 rows measured)" in done.output
-    assert done.code == 1
 
 
 def test_a_program_that_is_not_nixlbench_is_reported() -> None:
-    done = run(SUITE, *ONE_ROW, "--nixl-nixlbench=/bin/true")
-    assert "(exit code 0 of nixlbench --help)" in done.output
-    assert done.code == 1
+    run(SUITE, *ONE_ROW, "--nixl-nixlbench=/bin/true").expect(1, "(exit code 0 of nixlbench --help)")
 
 
 def test_row_keys_of_other_programs_are_distinguished() -> None:

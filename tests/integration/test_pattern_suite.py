@@ -38,16 +38,12 @@ QUIET = "from pytest_nixl.checks.pattern.fairness import PatternSamples\nPattern
 
 def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_path: Path) -> None:
     page, record = tmp_path / "page.html", tmp_path / "record.json"
-    done = run(
-        SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-report={page}", f"--benchmark-json={record}",
-        "-p", "no:cacheprovider",
-    )  # fmt: skip
-    assert "1 NOT-APPLICABLE; 4 rows measured)" in done.output  # beside other tests a flow may starve: INCONCLUSIVE
-    assert "NOT-APPLICABLE pattern-culprit: this run has only one rank" in done.output
-    assert re.search(
-        r"^UCX WRITE DRAM:DRAM incast of 3 ranks: .* Jain's fairness index [01]\.\d\d; ", done.output, re.M
+    run(SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-report={page}", f"--benchmark-json={record}").expect(
+        0,
+        "1 NOT-APPLICABLE; 4 rows measured)",  # beside other tests a flow may starve: INCONCLUSIVE
+        "NOT-APPLICABLE pattern-culprit: this run has only one rank",
+        "UCX WRITE DRAM:DRAM incast of 3 ranks: ... Jain's fairness index ",
     )
-    assert done.code == 0
     keys = [load["fullname"] for load in json.loads(record.read_text())["benchmarks"]]
     form = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/{}-0/load={},pattern=incast:3"
     assert keys == [form.format(source, load) for source in (1, 2) for load in ("alone", "together")]
@@ -56,36 +52,30 @@ def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_
         assert f"UCX WRITE DRAM:DRAM, load={load},pattern=incast:3, from source to target" in shown
 
 
-def test_a_bound_of_the_profile_that_a_pattern_does_not_reach_fails_with_its_source(tmp_path: Path) -> None:
-    bounds = Path(profile(tmp_path / "bounds.toml", "transports = ['cma', 'sysv', 'posix', 'tcp']"))
-    with bounds.open("a") as file:
+def test_a_bound_and_a_transport_of_the_profile_are_judged(tmp_path: Path) -> None:
+    expected = Path(profile(tmp_path / "p.toml", "transports = ['rc_mlx5']"))
+    with expected.open("a") as file:
         file.write(
             "[[bound]]\nfigure = 'pattern-bandwidth'\npattern = ['incast:3']\nat_least = '9000 GB/s'\n"
             "source = 'a dream'\n"
         )
-    (tmp_path / "quiet.py").write_text(QUIET)
-    done = run(
-        SUITE, "-k", "reaches", "-p", "quiet", "--nixl-pattern=incast:3", *SMALL, f"--nixl-profile={bounds}",
-        env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert done.code == 1
+    done = run(SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-profile={expected}", fault=QUIET)
+    done.expect(1, "4 WRONG-TRANSPORT")
     assert "below its bound of 9000 GB/s (bound of the profile, from: a dream)" in " ".join(done.output.split())
 
 
 def test_a_matrix_is_measured_with_its_sizes_in_both_operations(tmp_path: Path) -> None:
     (tmp_path / "matrix.txt").write_text("0 64K 0\n0 0 128K\n0 0 0\n")
-    done = run(SUITE, f"--nixl-pattern={tmp_path / 'matrix.txt'}")
-    assert "2 NOT-APPLICABLE; 8 rows measured)" in done.output  # beside other tests a flow may starve: INCONCLUSIVE
-    assert "READ DRAM:DRAM matrix-" in done.output
-    assert done.code == 0
+    run(SUITE, f"--nixl-pattern={tmp_path / 'matrix.txt'}").expect(
+        0,
+        "2 NOT-APPLICABLE; 8 rows measured)",  # beside other tests a flow may starve: INCONCLUSIVE
+        "READ DRAM:DRAM matrix-",
+    )
 
 
-def test_a_corrupted_flow_is_named_and_no_other(tmp_path: Path) -> None:
-    (tmp_path / "poker.py").write_text(POKER)
-    done = run(SUITE, "-p", "poker", "--nixl-pattern=outcast:3", *SMALL, "-v", env={"PYTHONPATH": str(tmp_path)})
-    assert done.code == 1
-    wrong = "1 of 65536 bytes are wrong after the timed transfers, the first at offset 77"
-    assert f"flow 0->2: {wrong}" in done.output
+def test_a_corrupted_flow_is_named_and_no_other() -> None:
+    done = run(SUITE, "--nixl-pattern=outcast:3", *SMALL, "-v", fault=POKER)
+    done.expect(1, "flow 0->2: 1 of 65536 bytes are wrong after the timed transfers, the first at offset 77")
     rows = re.findall(r"^UCX +WRITE .* (0-\d) +load=(\w+),\S+ .* (PASS|CORRUPT)$", done.output, re.MULTILINE)
     assert rows == [
         ("0-1", "alone", "PASS"), ("0-1", "together", "PASS"),
@@ -93,19 +83,11 @@ def test_a_corrupted_flow_is_named_and_no_other(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_transport_that_the_profile_does_not_accept_fails_each_flow(tmp_path: Path) -> None:
-    accepted = profile(tmp_path / "p.toml", "transports = ['rc_mlx5']")
-    done = run(SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-profile={accepted}")
-    assert done.code == 1
-    assert "4 WRONG-TRANSPORT" in done.output
-
-
 def test_without_a_pattern_a_run_of_all_suites_has_no_test_of_it() -> None:
-    done = run("suites", "--collect-only", "-q")
-    assert "suites/bandwidth" in done.output
-    assert "pattern" not in done.output
-    assert "pattern" not in run("--pyargs", "pytest_nixl.suites", "--collect-only", "-q").output
-    assert "suites/pattern/test_pattern.py" in run("suites", "--collect-only", "-q", "--nixl-pattern=incast").output
+    run("suites", "--collect-only", "-q").expect(0, "suites/bandwidth", never=["pattern"])
+    run("--pyargs", "pytest_nixl.suites", "--collect-only", "-q").expect(0, never=["pattern"])
+    done = run("suites", "--collect-only", "-q", "--nixl-pattern=incast")
+    done.expect(0, "suites/pattern/test_pattern.py")
 
 
 @pytest.mark.parametrize(
@@ -118,9 +100,7 @@ def test_without_a_pattern_a_run_of_all_suites_has_no_test_of_it() -> None:
     ids=["path", "package", "module"],
 )
 def test_a_run_of_this_suite_without_a_pattern_says_what_to_give(arguments: tuple[str, ...], tests: int) -> None:
-    done = run(*arguments)
-    assert f"{tests} NOT-APPLICABLE" in done.output
-    assert "give --nixl-pattern=incast" in done.output
+    run(*arguments).expect(1, f"{tests} NOT-APPLICABLE", "give --nixl-pattern=incast")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +111,4 @@ def test_a_run_of_this_suite_without_a_pattern_says_what_to_give(arguments: tupl
     ],
 )
 def test_a_pattern_that_does_not_exist_is_a_usage_error(text: str, message: str) -> None:
-    done = run(SUITE, f"--nixl-pattern={text}")
-    assert done.code == 4
-    assert f"--nixl-pattern: {message}" in done.output
-    assert "Traceback" not in done.output
+    run(SUITE, f"--nixl-pattern={text}").expect(4, f"--nixl-pattern: {message}", never=["Traceback"])

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +24,14 @@ from pytest_nixl.checks.telemetry.shared_port import share_port
 from pytest_nixl.cli import FAILED, PASSED, main
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.host.network import port_holder
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_parent import starts_workers
 
 pytestmark = pytest.mark.long
 
-Altered = Callable[[MeasuredAgents, Callable[[str], str]], Judgement]
+PORTS = "suites/telemetry/test_ports.py"
 
 
 @pytest.fixture
@@ -39,19 +39,6 @@ def started(make_settings: Callable[..., Settings]) -> Iterator[Agents]:
     """Agents whose counts must be right within a few seconds, so that wrong ones are judged soon."""
     with Agents(LocalHost(supervisor()), make_settings(timeout=60.0)) as agents:
         yield agents
-
-
-@pytest.fixture
-def judge_altered() -> Iterator[Altered]:
-    """Judge agents while a proxy changes the metrics of the initiator."""
-    with ExitStack() as stack:
-
-        def judge(pair: MeasuredAgents, change: Callable[[str], str]) -> Judgement:
-            port = stack.enter_context(metrics_server(altered(pair.sink.place(INITIATOR), change)))
-            pair.sink = replace(pair.sink, ports={**pair.sink.ports, INITIATOR: port})
-            return judge_counts(pair)
-
-        yield judge
 
 
 #: In pytest: transfers fail with one exporter only, because the agents of all of them are busy until the check ends.
@@ -64,44 +51,37 @@ def pytest_collection_finish():
 
 
 @pytest.mark.parametrize(
-    ("suites", "plugins"),
+    ("suites", "fault"),
     [
-        pytest.param(("suites/telemetry",), (), id="all", marks=pytest.mark.whole),
+        pytest.param(("suites/telemetry",), "", id="all", marks=pytest.mark.whole),
         # The overhead is measured below.
-        pytest.param(
-            *(("suites/telemetry/test_counts.py", "suites/telemetry/test_ports.py"), ("one_exporter",)), id="counts"
-        ),
+        pytest.param(("suites/telemetry/test_counts.py", PORTS), ONE_EXPORTER, id="counts"),
     ],
 )
-def test_a_healthy_nixl_passes_but_does_not_count_dead_agents(
-    suites: tuple[str, ...], plugins: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "one_exporter.py").write_text(ONE_EXPORTER)
-    done = run(*suites, "--nixl-level=extended", plugins=plugins, env={"PYTHONPATH": str(tmp_path)}, timeout=900)
-    assert done.code == 0, done.output
-    assert "3 known limits of NIXL 1.5" in done.output
+def test_a_healthy_nixl_passes_but_does_not_count_dead_agents(suites: tuple[str, ...], fault: str) -> None:
+    run(*suites, "--nixl-level=extended", fault=fault).expect(0, "3 known limits of NIXL 1.5")
+
+
+def alter(text: str) -> str:
+    """Change one count of the metrics, and leave out another."""
+    lines = text.replace("} 131072\n", "} 131073\n").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("agent_rx_requests_num"))
 
 
 @pytest.mark.parametrize("exporter", [PROMETHEUS, PROMETHEUS_MP])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: text.replace("} 131072\n", "} 131073\n"),
-         "agent_tx_bytes_total of agent telemetry-initiator is 131073, expected 131072"),
-        (lambda text: "".join(line for line in text.splitlines(True) if not line.startswith("agent_rx_requests_num")),
-         "agent_rx_requests_num_total of agent telemetry-initiator is missing, expected 1"),
-    ],
-    ids=["altered", "missing"],
-)  # fmt: skip
-def test_a_count_that_is_altered_or_missing_fails_with_its_name(
-    started: Agents, tmp_path: Path, judge_altered: Altered, exporter: str, change: Callable[[str], str], message: str
-) -> None:
+def test_a_count_that_is_altered_or_missing_fails_with_its_name(started: Agents, tmp_path: Path, exporter: str) -> None:
     pair = MeasuredAgents(started, exporter, tmp_path)
     pair.move("WRITE", count=2, size=16 << 10)
     pair.move("READ", count=1, size=4 << 10)
-    judgement = judge_altered(pair, change)
+    with metrics_server(altered(pair.sink.place(INITIATOR), alter)) as port:
+        pair.sink = replace(pair.sink, ports={**pair.sink.ports, INITIATOR: port})
+        judgement = judge_counts(pair)
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason == f"{exporter} of NIXL {pair.nixl}: {message}"
+    agent = "of agent telemetry-initiator is"
+    assert set(judgement.reason.removeprefix(f"{exporter} of NIXL {pair.nixl}: ").split("; ")) == {
+        f"agent_tx_bytes_total {agent} 131073, expected 131072",
+        f"agent_rx_requests_num_total {agent} missing, expected 1",
+    }
 
 
 def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) -> None:
@@ -153,15 +133,12 @@ def test_a_port_that_another_agent_holds_fails_with_both_processes(started: Agen
     pair = MeasuredAgents(started, PROMETHEUS, tmp_path)
     port = pair.sink.ports[INITIATOR]
     variables = {name: value for name, value in pair.sink.variables(INITIATOR).items() if value is not None}
-    done = run("suites/telemetry/test_ports.py", "--nixl-level=extended", env=variables, timeout=600)
-    assert done.code == 1, done.output
-    assert re.search(
-        rf"^FAIL telemetry-port: agent telemetry-first \(pid \d+\) is not measured: port {port} is held by pid "
-        rf"{pair.initiator.worker.pid} \(.*worker.*could not be bound",
-        done.output,
-        re.M,
+    run(PORTS, "--nixl-level=extended", env=variables).expect(
+        1,
+        f"FAIL telemetry-port: agent telemetry-first (pid ...) is not measured: port {port} is held by pid "
+        f"{pair.initiator.worker.pid} (...worker...could not be bound",
+        "remedy: end that process, or set NIXL_TELEMETRY_PROMETHEUS_PORT to a free port",
     )
-    assert "remedy: end that process, or set NIXL_TELEMETRY_PROMETHEUS_PORT to a free port" in done.output
 
 
 #: Programs that hold a port until they are ended. They print a line with the port alone.
@@ -211,19 +188,17 @@ def test_a_port_that_a_stranger_holds_fails_with_its_process(program: str) -> No
     }
     with holder(program, **variables) as (pid, port):
         variables["NIXL_TELEMETRY_PROMETHEUS_PORT"] = str(port)
-        done = run("suites/telemetry/test_ports.py", "--nixl-level=extended", env=variables, timeout=600)
+        done = run(PORTS, "--nixl-level=extended", env=variables)
         port_owner = port_holder(port)
         assert port_owner is not None
         assert port_owner.pid == pid
-    assert done.code == 1, done.output
-    assert re.search(
-        rf"^FAIL telemetry-port: agent telemetry-first \(pid \d+\) is not measured: port {port} is held by pid {pid} "
-        rf"\({re.escape(port_owner.command)}\); NIXL wrote: .*could not be bound",
-        done.output,
-        re.M,
-    ), done.output
     assert f"{sys.executable} -c" in port_owner.command
-    assert f"`ss -ltnp 'sport = :{port}'` shows who has it" in done.output
+    done.expect(
+        1,
+        f"FAIL telemetry-port: agent telemetry-first (pid ...) is not measured: port {port} is held by pid {pid} "
+        f"({port_owner.command}); NIXL wrote: ...could not be bound",
+        f"`ss -ltnp 'sport = :{port}'` shows who has it",
+    )
 
 
 def test_the_second_process_of_a_port_is_not_measured(started: Agents) -> None:
@@ -235,6 +210,14 @@ def test_the_second_process_of_a_port_is_not_measured(started: Agents) -> None:
     assert "will run without a telemetry sink" in unmeasured.wrote
 
 
+#: In pytest: fewer transfers and launches. The agents are busy as long as they live.
+#: tests/unit/checks/test_telemetry_overhead.py has the five launches of each side and their interval.
+FEWER = """
+from pytest_nixl.checks.telemetry import measured_agents, overhead
+
+overhead.TRANSFERS = 5
+overhead.LAUNCHES, overhead._END = 2, 0
+"""
 #: In a worker with telemetry each transfer takes 0.2 s longer. A double of an exporter that holds up transfers. Its
 #: bound is a ratio of 10: the median of healthy transfers is below 20 ms on a busy machine, too.
 SLOWER = """
@@ -242,6 +225,8 @@ import os
 import time
 from pytest_nixl.checks.telemetry import worker as telemetry
 from pytest_nixl.checks.telemetry.worker import *
+
+measured_agents._IN_WORKER = "fault"
 
 class Slower:
     def __init__(self, agent):
@@ -258,26 +243,12 @@ class Slower:
 def time_transfers(agent, **arguments):
     return telemetry.time_transfers(Slower(agent), **arguments)
 """
-#: In pytest: fewer transfers and launches, and the double in the workers if it is there. The agents are busy as long as
-#: they live. tests/unit/checks/test_telemetry_overhead.py has the five launches of each side and their interval.
-FEWER = """
-import importlib.util
-from pytest_nixl.checks.telemetry import measured_agents, overhead
-
-overhead.TRANSFERS = 5
-overhead.LAUNCHES, overhead._END = 2, 0
-if importlib.util.find_spec("slower_worker"):
-    measured_agents._IN_WORKER = "slower_worker"
-"""
 
 
 @pytest.mark.parametrize(
     "slower", [pytest.param(False, id="healthy", marks=pytest.mark.whole), pytest.param(True, id="slower")]
 )
 def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: Path, slower: bool) -> None:
-    (tmp_path / "fewer.py").write_text(FEWER)
-    if slower:
-        (tmp_path / "slower_worker.py").write_text(SLOWER)
     profile, record = tmp_path / "p.toml", tmp_path / "run.json"
     profile.write_text(
         '[profile]\nname = "test"\n[[bound]]\nfigure = "telemetry-overhead-least"\nexporter = ["prometheus"]\n'
@@ -285,7 +256,7 @@ def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: P
     )
     done = run(
         "suites/telemetry/test_overhead.py", "--nixl-level=extended", f"--nixl-profile={profile}",
-        f"--benchmark-json={record}", plugins=["fewer"], env={"PYTHONPATH": str(tmp_path)}, timeout=900,
+        f"--benchmark-json={record}", fault=FEWER + (SLOWER if slower else ""),
     )  # fmt: skip
     assert done.code == slower, done.output
     results = {load["fullname"]: load for load in json.loads(record.read_text())["benchmarks"]}

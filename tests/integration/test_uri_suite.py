@@ -3,32 +3,43 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, Finished, run
+from helpers.cli_run import run
 from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_on
 
-from pytest_nixl.checks.endpoints.deployment import Deployment, judge_form, judge_resolution, notes_about
+from pytest_nixl.checks.endpoints import client_library, deployment
+from pytest_nixl.checks.endpoints.client_library import judge_library, judge_patch
+from pytest_nixl.checks.endpoints.deployment import (
+    Deployment,
+    judge_connection,
+    judge_form,
+    judge_health,
+    judge_publication,
+    judge_resolution,
+    notes_about,
+)
 from pytest_nixl.checks.endpoints.trial import try_texts
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.endpoints import parse_endpoint
+from pytest_nixl.etcd.endpoints import parse_endpoint, parse_endpoints
 from pytest_nixl.etcd_servers.embedded import etcd_binary
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.host.loaded_libraries import URI_PATCH, EtcdLibrary, loaded_etcd_client
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import ReadOutcome
 from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.settings import read_settings
 from suites.uri_validation.corpus import load_corpus
 
 pytestmark = pytest.mark.long
@@ -49,8 +60,27 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def _deployment(etcd: Etcd, *arguments: str, **variables: str) -> Finished:
-    return run(DEPLOYMENT, "--nixl-timeout=20s", *arguments, env=variables)
+Judge = Callable[..., dict[str, Judgement]]
+
+
+@pytest.fixture
+def judge(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """Judge a deployment with these variables, as the suite's tests do; return the judgements by check."""
+    monkeypatch.setattr(deployment, "SILENCE", 60.0)  # what NIXL writes may come late on a busy machine
+
+    def judge(**variables: str) -> dict[str, Judgement]:
+        monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", variables["NIXL_ETCD_ENDPOINTS"])
+        settings = replace(read_settings(pytestconfig, environ=variables), timeout=60.0)
+        judged = Deployment.of(settings, "")
+        return {
+            "form": judge_form(judged),
+            "resolve": judge_resolution(judged),
+            "connect": judge_connection(judged),
+            "healthy": judge_health(judged),
+            "publish": judge_publication(judged, settings, supervisor()),
+        }
+
+    return judge
 
 
 def _keys(etcd: Etcd) -> int:
@@ -60,23 +90,19 @@ def _keys(etcd: Etcd) -> int:
 
 def test_a_healthy_deployment_passes_and_leaves_no_keys(etcd: Etcd) -> None:
     before = _keys(etcd)
-    done = run(SUITE, env={"NIXL_ETCD_ENDPOINTS": etcd.url})
-    assert "NIXL verdict: PASS (16 PASS; 0 rows measured)" in done.output
-    assert "WARN" not in done.output
     # HTTPS-PLAINTEXT, SILENT-FAILURE, CREDENTIALS-DROPPED and MEMBER-DROPPED.
-    assert re.search(
-        r"^4 known limits of NIXL \S+, seen only under conditions that the checks made: ", done.output, re.MULTILINE
-    )
-    assert done.code == 0
+    limits = "4 known limits of NIXL ..., seen only under conditions that the checks made: "
+    done = run(SUITE, env={"NIXL_ETCD_ENDPOINTS": etcd.url})
+    done.expect(0, "NIXL verdict: PASS (16 PASS; 0 rows measured)", limits, never=["WARN"])
     assert _keys(etcd) == before
 
 
-def test_agents_that_only_use_storage_have_nothing_to_publish(etcd: Etcd) -> None:
-    done = _deployment(etcd, "-v", "--nixl-backend=POSIX", NIXL_ETCD_ENDPOINTS=etcd.url)
-    reason = "--nixl-backend=POSIX moves bytes only to storage"
-    assert re.search(f"^NOT-APPLICABLE endpoints-publish: {reason}", done.output, re.MULTILINE)
-    assert "NIXL verdict: PASS (7 PASS, 1 NOT-APPLICABLE; 0 rows measured)" in done.output
-    assert done.code == 0
+def test_agents_that_only_use_storage_have_nothing_to_publish(etcd: Etcd, judge: Judge) -> None:
+    judgements = judge(NIXL_ETCD_ENDPOINTS=etcd.url, NIXL_BACKEND="POSIX")
+    publication = judgements.pop("publish")
+    assert {judgement.verdict for judgement in judgements.values()} == {Verdict.PASS}
+    assert publication.verdict is Verdict.NOT_APPLICABLE
+    assert publication.reason.startswith("--nixl-backend=POSIX moves bytes only to storage")
 
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.text[:60] or "empty")
@@ -105,77 +131,87 @@ def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd
         assert notes_about(deployment, "NIXL-ETCD-CREDENTIALS-DROPPED")
 
 
-#: A plugin for forms about which NIXL writes a message, which on a busy machine may come late.
-PATIENT = "from pytest_nixl.checks.endpoints import deployment\n\ndeployment.SILENCE = 60.0\n"
-
-
 @pytest.mark.parametrize(
-    ("form", "lines"),
+    ("form", "verdicts"),
     [
-        ("http://{}/", ["FAIL endpoints-well-formed: ", "ends with a slash", "remedy: in the deployment, write http://{}",
-                        "FAIL endpoints-publish: ", "NIXL wrote 'the target uri is not valid'"]),
-        ("http://user:secret@{}", ["FAIL endpoints-well-formed: ", "has a user or password, which NIXL cannot send",
-                                   "FAIL NIXL-ETCD-CREDENTIALS-DROPPED: ", "NIXL_ETCD_ENDPOINTS=http://***@{}"]),
-        ("http://nowhere.invalid:2379", ["FAIL endpoints-resolve: ", "does not resolve to an IPv4 address",
-                                         "FAIL endpoints-publish: ", "getent ahostsv4 HOST"]),
-        ("http://127.0.0.1:1", ["FAIL endpoints-connect: ", "127.0.0.1:1: connection refused",
-                                "FAIL endpoints-healthy: ", "FAIL endpoints-publish: ", "Connection refused"]),
-        ("http://127.0.0.1:1,http://{}", ["WARN endpoints-connect: ", "1 of 2 do not answer: 127.0.0.1:1: connection"]),
-        ("http://{}/,http://{}", ["FAIL NIXL-ETCD-MEMBER-DROPPED: ", "without a message: it ends with"]),
-        ("https://{}", ["FAIL NIXL-ETCD-HTTPS-PLAINTEXT: ", "plaintext", "write http://{}"]),
-        ("tcp://{}", ["WARN endpoints-well-formed: ", "NIXL reads it, but etcdctl does not", "write http://{}"]),
-        ("", ["FAIL endpoints-well-formed: ", "it is empty", "FAIL endpoints-publish: "]),
+        ("http://{}/", {"form": ("FAIL", "ends with a slash", "in the deployment, write http://{}"),
+                        "publish": ("FAIL", "NIXL wrote 'the target uri is not valid'")}),
+        ("http://user:secret@{}", {"form": ("FAIL", "has a user or password, which NIXL cannot send"),
+                                   "publish": ("FAIL", "NIXL_ETCD_ENDPOINTS=http://***@{}")}),
+        ("http://nowhere.invalid:2379", {"resolve": ("FAIL", "does not resolve to an IPv4 address", "getent ahostsv4"),
+                                         "healthy": ("FAIL", "1 of 1: "),
+                                         "publish": ("FAIL", "nothing is in etcd")}),
+        ("http://127.0.0.1:1", {"connect": ("FAIL", "127.0.0.1:1: connection refused"), "healthy": ("FAIL", ""),
+                                "publish": ("FAIL", "Connection refused")}),
+        ("http://127.0.0.1:1,http://{}", {"connect": ("WARN", "1 of 2 do not answer: 127.0.0.1:1: connection"),
+                                          "healthy": ("WARN", "1 of 2: ")}),
+        ("tcp://{}", {"form": ("WARN", "NIXL reads it, but etcdctl does not", "write http://{}")}),
+        ("", {"form": ("FAIL", "it is empty"), "publish": ("FAIL", "")}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_deployment_with_a_broken_form_fails(form: str, lines: list[str], etcd: Etcd, tmp_path: Path) -> None:
+def test_a_deployment_with_a_broken_form_fails(
+    form: str, verdicts: dict[str, tuple[str, ...]], etcd: Etcd, judge: Judge
+) -> None:
     bare = str(etcd.endpoint).removeprefix("http://")
-    (tmp_path / "patient.py").write_text(PATIENT)
-    writes = any("NIXL wrote" in line or line == "Connection refused" for line in lines)
-    options = ("-p", "patient") if writes else ()
-    done = _deployment(etcd, *options, NIXL_ETCD_ENDPOINTS=form.replace("{}", bare), PYTHONPATH=str(tmp_path))
-    for line in lines:
-        assert line.replace("{}", bare) in done.output
-    assert "Traceback" not in done.output
-    assert "secret" not in done.output
-    assert done.code == (1 if any("FAIL" in line for line in lines) else 0)
+    judgements = judge(NIXL_ETCD_ENDPOINTS=form.replace("{}", bare))
+    for check, judgement in judgements.items():
+        verdict, *parts = verdicts.get(check, ("PASS",))
+        text = f"{judgement.reason}; remedy: {judgement.remedy}"
+        assert judgement.verdict.value == verdict or (verdict == "PASS" and judgement.verdict is Verdict.NOT_APPLICABLE)
+        assert all(part.replace("{}", bare) in text for part in parts), text
+        assert "secret" not in text
 
 
-SECURED = ("tls", "mutual", "password")
+def test_the_suite_names_each_fault_of_a_deployment_and_its_findings(etcd: Etcd, tmp_path: Path) -> None:
+    """Of the findings one is accepted, one no longer, and one not."""
+    profile = tmp_path / "mine.toml"
+    accepts = (("NIXL-ETCD-HTTPS-PLAINTEXT", 2999), ("NIXL-ETCD-MEMBER-DROPPED", 2020))
+    accept = '[[accept]]\nid = "{}"\nreason = "on one rack"\nexpires = {}-12-31\n'
+    profile.write_text('[profile]\nname = "mine"\n' + "".join(accept.format(*values) for values in accepts))
+    bare = etcd.url.removeprefix("http://")
+    endpoints = f"http://127.0.0.1:1,http://user:secret@{bare},https://{bare}"
+    done = run(DEPLOYMENT, f"--nixl-profile={profile}", "--nixl-timeout=60s", env={"NIXL_ETCD_ENDPOINTS": endpoints})
+    done.expect(
+        1,
+        "WARN endpoints-connect: NIXL_ETCD_ENDPOINTS=",
+        "WARN endpoints-healthy: NIXL_ETCD_ENDPOINTS=",
+        "WARN NIXL-ETCD-HTTPS-PLAINTEXT: ... 2999-12-31 (on one rack): ",
+        "FAIL NIXL-ETCD-MEMBER-DROPPED: ... 2020-12-31 (on one rack): ... without a message",
+        "FAIL NIXL-ETCD-CREDENTIALS-DROPPED: NIXL",
+        never=["Traceback", "secret"],
+    )
 
 
-Secured = tuple[str, Etcd, Mapping[str, str]]
+SPEAKS_TLS = ("that etcd speaks TLS", "run `etcd grpc-proxy start --endpoints https://")
 
 
-@pytest.fixture(params=SECURED)
-def secured(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Secured]:
-    """A secured etcd, and the variables with the credentials of pytest-nixl's client."""
-    kind: str = request.param
-    if kind == "password":
-        with running_etcd() as etcd:
-            turn_authentication_on(etcd.url)
-            yield kind, etcd, {"ETCDCTL_USER": "root:pw"}
-        return
-    options = certificates.tls(certificates.server) if kind == "tls" else certificates.mutual(certificates.server)
+@pytest.mark.parametrize(
+    ("kind", "reason", "remedy"),
+    [
+        ("tls", *SPEAKS_TLS),
+        ("mutual", *SPEAKS_TLS),
+        ("password", "that etcd asks for a user and password", "a grpc-proxy does not help here"),
+    ],
+)
+def test_a_secured_etcd_is_reported_with_a_remedy(
+    kind: str, reason: str, remedy: str, certificates: Certificates, judge: Judge
+) -> None:
     client = {"ETCDCTL_CERT": certificates.client, "ETCDCTL_KEY": certificates.client}
-    with running_etcd(*options, scheme="https") as etcd:
-        yield kind, etcd, {"ETCDCTL_CACERT": certificates.ca, **(client if kind == "mutual" else {})}
-
-
-def test_a_secured_etcd_is_reported_with_a_remedy(secured: Secured) -> None:
-    kind, etcd, credentials = secured
-    done = _deployment(etcd, NIXL_ETCD_ENDPOINTS=etcd.url, **credentials)
-    assert "FAIL endpoints-healthy" not in done.output, "pytest-nixl's own client has access"
-    assert "FAIL endpoints-publish: " in done.output
-    if kind == "password":
-        assert "that etcd asks for a user and password" in done.output
-        assert "a grpc-proxy does not help here" in done.output
-    else:
-        assert "that etcd speaks TLS" in done.output
-        assert "remedy: run `etcd grpc-proxy start --endpoints https://" in done.output
-        assert "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: " in done.output
-    assert "pw" not in done.output
-    assert done.code == 1
+    options, credentials = {
+        "tls": (certificates.tls(certificates.server), {"ETCDCTL_CACERT": certificates.ca}),
+        "mutual": (certificates.mutual(certificates.server), {"ETCDCTL_CACERT": certificates.ca, **client}),
+        "password": ([], {"ETCDCTL_USER": "root:pw"}),
+    }[kind]
+    with running_etcd(*options, scheme="https" if options else "http") as etcd:
+        if kind == "password":
+            turn_authentication_on(etcd.url)
+        judgements = judge(NIXL_ETCD_ENDPOINTS=etcd.url, **credentials)
+    assert judgements["healthy"].verdict is Verdict.PASS, "pytest-nixl's own client has access"
+    assert judgements["publish"].verdict is Verdict.FAIL
+    assert reason in judgements["publish"].reason
+    assert remedy in judgements["publish"].remedy
+    assert "pw" not in str(judgements)
 
 
 def test_an_etcd_with_mutual_tls_is_reachable_through_a_grpc_proxy(
@@ -235,61 +271,29 @@ def _meet(publisher: NixlAgent, finder: NixlAgent, client: EtcdClient) -> None:
     )
 
 
-def test_a_wrong_prediction_fails_the_suite(tmp_path: Path) -> None:
-    """The prediction is made wrong, because there is no NIXL that reads differently."""
-    (tmp_path / "bent.py").write_text(
-        "import pytest_nixl.nixl.endpoint_reading as explain\n"
-        "right = explain.read_port\n"
-        "explain.read_port = lambda text: 0 if text == '99999' else right(text)\n"
-        # NIXL writes a message about this text, which on a busy machine may come late.
-        "from pytest_nixl.checks.endpoints.trial import _Bench\n"
-        "begin = _Bench._begin\n"
-        "def patient(self):\n"
-        "    found = begin(self)\n"
-        "    if self._until and self._text == 'http://127.0.0.1:99999':\n"
-        "        self._until += 60\n"
-        "    return found\n"
-        "_Bench._begin = patient\n"
+#: There is no NIXL that reads a text differently, and no suggestion that is wrong: both are made.
+WRONG = """
+import pytest_nixl.checks.endpoints.trial as trial
+import pytest_nixl.nixl.endpoint_reading as reading
+
+read_port = reading.read_port
+reading.read_port = lambda text: 0 if text == "99999" else read_port(text)
+trial.SILENCE = 60.0  # NIXL writes a message about this text, which on a busy machine may come late
+trial.judge_readings = lambda texts, *more, judge=trial.judge_readings: judge(
+    [text for text in texts if text.endswith(":99999")], *more)
+trial.suggestions = lambda texts, port: ["http://127.0.0.1:1"]
+"""
+
+
+def test_a_wrong_prediction_and_a_rewrite_that_does_not_work_fail_the_suite() -> None:
+    done = run(f"{SUITE}/test_conformance.py", "--nixl-timeout=60s", "--nixl-etcd-server=embedded", fault=WRONG)
+    done.expect(
+        1,
+        "FAIL endpoints-conform: 2 of ... texts are not read as predicted: 'http://127.0.0.1:99999': predicted: "
+        "reads an address where nothing answers; NIXL ...: reads no address (...the target uri is not valid",
+        "remedy: report this output with the version of NIXL",
+        "FAIL endpoint-rewrites-work: suggested values that do not work: http://127.0.0.1:1: ",
     )
-    done = run(f"{SUITE}/test_conformance.py", "-k", "predicted", "-p", "bent", "--nixl-etcd-server=embedded",
-               env={"PYTHONPATH": str(tmp_path)})  # fmt: skip
-    assert re.search(
-        r"FAIL endpoints-conform: 2 of \d+ texts are not read as predicted: 'http://127.0.0.1:99999': predicted: "
-        r"reads an address where nothing answers; NIXL [0-9.]+: reads no address \(.*the target uri is not valid",
-        done.output,
-    )
-    assert "remedy: report this output with the version of NIXL" in done.output
-    assert done.code == 1
-
-
-def test_a_suggested_rewrite_that_does_not_work_fails_the_suite(tmp_path: Path) -> None:
-    """A wrong suggestion stands in for those of the corpus, which all work."""
-    (tmp_path / "bent.py").write_text(
-        "import pytest_nixl.checks.endpoints.trial as check\n"
-        "check.suggestions = lambda texts, port: ['http://127.0.0.1:1']\n"
-    )
-    (tmp_path / "sitecustomize.py").touch()
-    done = run(f"{SUITE}/test_conformance.py", "-k", "rewrites", "-p", "bent", "--nixl-timeout=60s",
-               "--nixl-etcd-server=embedded", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})  # fmt: skip
-    assert "FAIL endpoint-rewrites-work: suggested values that do not work: http://127.0.0.1:1: " in done.output
-    assert done.code == 1
-
-
-def test_an_accepted_finding_warns_until_it_expires(tmp_path: Path, etcd: Etcd) -> None:
-    profile = tmp_path / "mine.toml"
-    url = etcd.url.replace("http://", "https://")
-    for year, line, code in (
-        (2999, r"^WARN NIXL-ETCD-HTTPS-PLAINTEXT: .* 2999-12-31 \(on one rack\): ", 0),
-        (2020, r"^FAIL NIXL-ETCD-HTTPS-PLAINTEXT: .* 2020-12-31 \(on one rack\): ", 1),
-    ):
-        profile.write_text(
-            '[profile]\nname = "mine"\n[[accept]]\nid = "NIXL-ETCD-HTTPS-PLAINTEXT"\n'
-            f'reason = "on one rack"\nexpires = {year}-12-31\n'
-        )
-        done = _deployment(etcd, f"--nixl-profile={profile}", NIXL_ETCD_ENDPOINTS=url)
-        assert re.search(line, done.output, re.MULTILINE), done.output
-        assert "7 PASS" in done.output, "nothing else is wrong with it"
-        assert done.code == code
 
 
 #: A plugin that presents NIXL's plaintext as a TLS handshake, because there is no NIXL that speaks TLS.
@@ -301,16 +305,15 @@ suite._Listener.heard = lambda self: b"\\x16\\x03\\x01" if heard(self) else b""
 
 
 def test_an_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
-    (tmp_path / "encrypts.py").write_text(ENCRYPTS)
     profile = tmp_path / "mine.toml"
     profile.write_text(
         '[profile]\nname = "mine"\n[[accept]]\nid = "NIXL-ETCD-HTTPS-PLAINTEXT"\nreason = "r"\nexpires = 2999-12-31\n'
     )
-    done = run(f"{SUITE}/test_security.py", "-k", "https", "-p", "encrypts", f"--nixl-profile={profile}",
-               env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})  # fmt: skip
-    assert "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: the profile accepts this finding, but it no longer occurs" in done.output
-    assert "remedy: remove the [[accept]] of NIXL-ETCD-HTTPS-PLAINTEXT from the profile" in done.output
-    assert done.code == 1
+    run(f"{SUITE}/test_security.py", "-k", "https", f"--nixl-profile={profile}", fault=ENCRYPTS).expect(
+        1,
+        "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: the profile accepts this finding, but it no longer occurs",
+        "remedy: remove the [[accept]] of NIXL-ETCD-HTTPS-PLAINTEXT from the profile",
+    )
 
 
 @pytest.fixture
@@ -330,58 +333,61 @@ def _patched(library: EtcdLibrary, folder: Path) -> Path:
 
 def test_a_variable_without_the_patch_warns(library: EtcdLibrary) -> None:
     done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env={URI_PATCH: "1"})
-    assert (
+    done.expect(
+        0,
         f"WARN uri-validation-patch: {URI_PATCH} is not in {library.path}; {URI_PATCH} is set to '1'; tried"
-        in done.output
+        "... it has no effect",
+        f"remedy: unset {URI_PATCH}: ",
     )
-    assert "it has no effect" in done.output
-    assert f"remedy: unset {URI_PATCH}: " in done.output
-    assert done.code == 0
 
 
-def test_a_library_with_the_patch_is_reported_with_its_path(library: EtcdLibrary, tmp_path: Path) -> None:
+def test_a_library_with_the_patch_is_found_by_its_path(library: EtcdLibrary, agents: Agents, tmp_path: Path) -> None:
     copy = _patched(library, tmp_path)
-    environment = {"LD_PRELOAD": str(copy), "LD_LIBRARY_PATH": str(Path(library.path).parent), URI_PATCH: "1"}
-    done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env=environment)
-    assert f"WARN uri-validation-patch: {URI_PATCH} is in {copy}; {URI_PATCH} is set to '1'; tried with" in done.output
-    assert done.code == 0
+    variables = {"LD_PRELOAD": str(copy), "LD_LIBRARY_PATH": str(Path(library.path).parent)}
+    loaded = loaded_etcd_client(agents.start("patched", backends=[], environment=variables).worker.pid)
+    assert loaded is not None
+    assert (loaded.path, loaded.patched, library.patched) == (str(copy), True, False)
 
 
-def test_an_effect_of_the_variable_is_reported(etcd: Etcd, library: EtcdLibrary, tmp_path: Path) -> None:
+def test_an_effect_of_the_variable_is_reported(
+    nixl_private_etcd: PrivateEtcd, library: EtcdLibrary, make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The outcome is faked, because no library with the real patch is available."""
-    (tmp_path / "effect.py").write_text(
-        "import pytest_nixl.checks.endpoints.client_library as check\n"
-        "from pytest_nixl.nixl.endpoint_reading import ReadOutcome\n"
-        "check.outcome_with = lambda text, setting, *rest: ReadOutcome.PUBLISHES if setting else ReadOutcome.INVALID\n"
+    monkeypatch.setenv(URI_PATCH, "1")
+    monkeypatch.setattr(
+        client_library, "outcome_with",
+        lambda text, setting, *_: ReadOutcome.PUBLISHES if setting else ReadOutcome.INVALID,
+    )  # fmt: skip
+    (endpoint,) = parse_endpoints(nixl_private_etcd.endpoint)
+    judgement = judge_patch(
+        replace(library, patched=True), endpoint, nixl_private_etcd.client, make_settings(), supervisor()
     )
-    done = run(f"{SUITE}/test_library.py", "-k", "patch", "-p", "effect", "-rA",
-               f"--junit-xml={tmp_path / 'junit.xml'}", "--nixl-etcd-server=embedded",
-               env={"PYTHONPATH": f"{tmp_path}:{ROOT}", URI_PATCH: "1"})  # fmt: skip
-    assert "with it an agent publishes, without it reads no address" in (tmp_path / "junit.xml").read_text()
-    assert done.code == 0
+    assert judgement.verdict is Verdict.PASS
+    assert judgement.reason.startswith(f"{URI_PATCH} is in {library.path}; {URI_PATCH} is set to '1'; tried with")
+    assert judgement.reason.endswith("with it an agent publishes, without it reads no address")
 
 
-def test_a_nixlbench_with_another_library_is_reported(library: EtcdLibrary, tmp_path: Path) -> None:
+def test_a_nixlbench_with_another_library_is_reported(
+    library: EtcdLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A library of NIXL that links the same etcd client stands in for nixlbench."""
     program = tmp_path / "bin" / "nixlbench"
     program.parent.mkdir()
     shutil.copy(_linked_to(library), program)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     other, loaded = _patched(library, tmp_path), Path(library.path)
-    path = f"{program.parent}:{os.environ['PATH']}"
     # Only ldd uses these paths. NIXL's own files contain the path of their library.
-    for folders, line in (
-        ([loaded.parent], f"NIXL loads {loaded}, and {program} loads the same from {loaded}"),
-        (
-            [other.parent, loaded.parent],
-            f"WARN etcd-library: NIXL loads {loaded}, but {program} loads another one, {other} "
-            f"(only that of nixlbench has {URI_PATCH})",
-        ),
-    ):
-        done = run(f"{SUITE}/test_library.py", "-k", "same", f"--junit-xml={tmp_path / 'junit.xml'}",
-                   env={"PATH": path, "LD_LIBRARY_PATH": ":".join(map(str, folders))})  # fmt: skip
-        assert line in done.output + (tmp_path / "junit.xml").read_text()
-        assert done.code == 0
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{loaded.parent}")
+    same = judge_library(library)
+    assert same == Judgement(Verdict.PASS, f"NIXL loads {loaded}, and {program} loads the same from {loaded}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{other.parent}:{loaded.parent}")
+    differs = judge_library(library)
+    assert differs.verdict is Verdict.WARN
+    assert differs.reason == (
+        f"NIXL loads {loaded}, but {program} loads another one, {other} (only that of nixlbench has {URI_PATCH})"
+    )
 
 
 def _linked_to(library: EtcdLibrary) -> Path:
