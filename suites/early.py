@@ -30,7 +30,7 @@ _MEASURING = frozenset({"bandwidth", "control_path", "endurance", "kv_cache", "p
 _CONCLUDE = ("verdict", "finding")
 #: Fixtures of the session that the arguments of checks are made of. They are safe in several threads.
 _SHARED = ("nixl_settings", "nixl_cluster", "nixl_etcd_server")
-_RUNNING: pytest.StashKey[dict[str, _Check]] = pytest.StashKey()
+_RUNNING: pytest.StashKey[dict[str, EarlyCheck]] = pytest.StashKey()
 #: The function that returns the value of a fixture of the session.
 FIXTURES: pytest.StashKey[Callable[[str], Any]] = pytest.StashKey()
 
@@ -80,7 +80,7 @@ def fixture(function: _F) -> _F:
     return cast("_F", declared)
 
 
-class _Check:
+class EarlyCheck:
     """One check that runs in a thread."""
 
     def __init__(self, item: pytest.Function, shared: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ def call(item: pytest.Function) -> bool | None:
         items = list(_following(item))
         fixture, fixture_names = item.session.stash[FIXTURES], {name for item in items for name in item.fixturenames}
         shared = {name: fixture(name) for name in _SHARED if name in fixture_names}
-        _start([_Check(item, shared) for item in items], running)
+        _start([EarlyCheck(item, shared) for item in items], running)
     return None
 
 
@@ -167,13 +167,13 @@ def _following(first: pytest.Function) -> Iterator[pytest.Function]:
             yield item
 
 
-def _start(checks: Sequence[_Check], running: dict[str, _Check]) -> None:
+def _start(checks: Sequence[EarlyCheck], running: dict[str, EarlyCheck]) -> None:
     """Run checks in a few threads, first those that wait longest.
 
     The threads end with pytest if it is interrupted. The supervisor ends the processes that they have started.
     """
     running.update({check.item.nodeid: check for check in checks})
-    todo: queue.SimpleQueue[_Check] = queue.SimpleQueue()
+    todo: queue.SimpleQueue[EarlyCheck] = queue.SimpleQueue()
     for check in sorted(checks, key=_waits, reverse=True):
         todo.put(check)
 
@@ -186,7 +186,7 @@ def _start(checks: Sequence[_Check], running: dict[str, _Check]) -> None:
         threading.Thread(target=work, name="early checks", daemon=True).start()
 
 
-def _waits(check: _Check) -> float:
+def _waits(check: EarlyCheck) -> float:
     marker = check.item.get_closest_marker(MARKER)
     return 0.0 if marker is None else float(marker.kwargs.get("waits", 0))
 

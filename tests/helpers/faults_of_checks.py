@@ -14,7 +14,7 @@ from suites import early
 Function = Callable[..., Any]
 
 _thread = threading.local()
-_run, _call = early._Check.run, early.call
+_run, _call = early.EarlyCheck.run, early.call
 
 
 def _enter(item: pytest.Item) -> None:
@@ -22,7 +22,7 @@ def _enter(item: pytest.Item) -> None:
     _thread.check = marker.args[0] if marker else ""
 
 
-def _run_in_thread(check: early._Check) -> None:
+def _run_in_thread(check: early.EarlyCheck) -> None:
     _enter(check.item)
     _run(check)
 
@@ -32,7 +32,7 @@ def _call_in_main_thread(item: pytest.Function) -> bool | None:
     return _call(item)
 
 
-setattr(early._Check, "run", _run_in_thread)  # noqa: B010 - mypy wants no method replaced
+setattr(early.EarlyCheck, "run", _run_in_thread)  # noqa: B010 - mypy wants no method replaced
 setattr(early, "call", _call_in_main_thread)  # noqa: B010
 
 
