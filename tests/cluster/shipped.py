@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers.cli_run import environment
+from helpers.cli_run import ROOT, environment
 from ranks import reports
 
-#: One row, and the checks of the level quick without the two that take most of its time.
+#: One row, whose figure decides nothing, and the checks of the level quick without those that take most of its time.
 SHORT = (
     "--nixl-level=quick", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms",
-    "-k", "not variables-known and not memory_is_taken_for",
+    "-p", "helpers.no_contention", "-p", "helpers.short_launches", "-k",
+    "not variables-known and not memory_is_taken_for and not telemetry_of_a_transfer and not publishes_through and "
+    "not bytes_of_every_transfer",
 )  # fmt: skip
 #: What a user of nodes without GPU and RDMA device gives in place of the lines that are marked with "yours".
 OVER_TCP = ("--nixl-backend=UCX", "--nixl-profile=tcp-loopback", "--nixl-memory=DRAM:DRAM")
@@ -24,8 +26,9 @@ NOT_TCP = "--nixl-profile=loopback"
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Return the environment of a user whose PATH begins with the programs of this Python."""
-    return environment(PATH=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])), **more)
+    """Return the environment of a user whose PATH begins with the programs of this Python, with our doubles."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return environment(PATH=path, PYTHONPATH=str(ROOT / "tests"), **more)
 
 
 def passed(folder: Path, hosts: Sequence[str]) -> None:

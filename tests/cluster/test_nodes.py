@@ -19,8 +19,9 @@ BACKENDS = "--nixl-backend=UCX,LIBFABRIC"
 #: Few transfers, because the rate does not matter.
 FEW = (BACKENDS, "--nixl-blocks=64KiB", "--nixl-iterations=50", "--nixl-duration=20ms")
 WHOLE = ("suites",)
-#: The suites that send requests to other ranks.
+#: The suites that send requests to other ranks. test_traffic_patterns.py has four ranks with UCX.
 OF_RANKS = (
+    "--nixl-backend=LIBFABRIC", "--nixl-op=WRITE",
     "suites/bandwidth", "suites/infrastructure", "suites/rank_race/test_this_run.py",
 )  # fmt: skip
 #: Only TCP uses the network between the hosts.
@@ -79,7 +80,8 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     net: Network, env: dict[str, str], tmp_path: Path, suites: tuple[str, ...]
 ) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
-    whole = command(*suites, *FEW, accepted, "--nixl-ranks=4", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}")
+    listen = f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}"
+    whole = command(*FEW, *suites, accepted, "--nixl-ranks=4", listen)
     # A token makes that etcd require a password.
     env = {**env, "MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
     whole += report_options(tmp_path)

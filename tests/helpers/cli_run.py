@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,10 @@ BANDWIDTH, BANDWIDTH_OF_RANKS = "suites/bandwidth/test_bandwidth.py", "suites/ba
 
 #: Variables of the machine that would change what a run does.
 _STEERING = re.compile(r"(NIXL_|UCX_|FI_|ETCD|SLURM_|OMPI_|PMI_|PYTEST_|WORLD_SIZE$)")
+
+#: The modules of our programs, and a line that starts one of them and has nothing that only a shell understands.
+_MODULES = {"pytest": "pytest", "pytest-nixl": "pytest_nixl.cli"}
+_LINE = re.compile(r"(?P<variables>(?:\w+=\S* )*)(?P<program>pytest|pytest-nixl)(?: [^&|;<>$`*]*)?")
 
 #: For plugins of inner runs that make a fault: this machine's load does not excuse what comes too late. A double.
 NOT_BUSY = """
@@ -199,6 +204,20 @@ def run_command(
         for stream in (output, errors):
             stream.seek(0)
         return subprocess.CompletedProcess(argv, code, output.read(), errors.read())
+
+
+def parse_line(line: str) -> tuple[dict[str, str], list[str]] | None:
+    """Return the variables and the command line of a printed line that starts ``pytest`` or ``pytest-nixl``.
+
+    :param line: as a user types it; a comment is left out.
+    :returns: what :func:`execute` takes, or None if a shell must run the line.
+    """
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return None
+    words = shlex.split(line, comments=True)
+    variables = dict(word.split("=", 1) for word in words[: match["variables"].count(" ")])
+    return variables, [sys.executable, "-m", _MODULES[match["program"]], *words[len(variables) + 1 :]]
 
 
 def enter(host: int) -> list[str]:

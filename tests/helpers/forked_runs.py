@@ -198,7 +198,7 @@ def _import_all() -> None:
     for name in ("hypothesis", "_hypothesis_globals"):
         if name in sys.modules:
             sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"
-    importlib.import_module("pytest_nixl.cli.doctor")  # no test forks another command
+    importlib.import_module("pytest_nixl.cli.doctor")  # the command that tests fork most
     importlib.import_module("pytest_nixl.nixl.worker.serving")
     importlib.import_module("pytest_nixl.nixl.worker.commands")
     importlib.import_module("pytest_nixl.nixl.worker.forks")

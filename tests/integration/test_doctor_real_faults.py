@@ -580,8 +580,8 @@ def test_damaged_file_of_the_wheel_is_named_with_the_command_that_brings_it_back
     [file] = plugins.parents[1].glob(pattern)
     # In the namespace the beginning is all that is left of it.
     cut = f'head -c 2000 {file} > /dev/shm/cut && mount --bind /dev/shm/cut {file} && exec "$@"'
-    cut = f"mount -t tmpfs -o size=1g tmpfs /dev/shm && {cut}"
-    report = doctor("--backend=POSIX,UCX", prefix=["unshare", "--mount", "sh", "-c", cut, "-"])
+    with namespaces(f"mount -t tmpfs -o size=1g tmpfs /dev/shm && {cut}", "--mount") as host:
+        report = doctor("--backend=POSIX,UCX", host=host)
     assert report.failed(check, f"{file} of nixl", "is missing or damaged")
     assert "pip install --force-reinstall" in report.checks[check][2]
     assert report.checks["transfers-arrive"][0] == "FAIL"
@@ -635,6 +635,6 @@ def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:
 
 def test_host_with_an_empty_etc_passes() -> None:
     need_programs("unshare", "mount", root=True)
-    prefix = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /etc && exec "$@"', "-"]
-    report = doctor(prefix=prefix, UCX_MODULES="^ib")
+    with namespaces('mount -t tmpfs tmpfs /etc && exec "$@"', "--mount") as host:
+        report = doctor(host=host, UCX_MODULES="^ib")
     assert {verdict for verdict, _, _ in report.checks.values()} == {"PASS", "NOT-APPLICABLE"}

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, command, environment, run
+from helpers.cli_run import BANDWIDTH, ROOT, environment, execute, run, run_command, start
 
 from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, NixlAgent, PrivateEtcd, WorkerError, load_profile
 from pytest_nixl.checks.doctor.catalogue import checks
@@ -71,38 +71,25 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         sys.modules.pop(module, None)
 
 
-def run_command(*arguments: str, site: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = environment(**({"PYTHONPATH": str(site)} if site is not None else {}))
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_nixl.cli", *arguments], capture_output=True, text=True, env=env, check=False
-    )
-
-
 def test_examples_of_four_kinds_are_used_in_one_run(site: Path, tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:
     """Flux's variables place two ranks, whose workers move bytes by the example's backend, judged by its profile."""
-    arguments = command(
+    arguments = (
         "--nixl-lease=120s", BANDWIDTH, "--nixl-backend=ucx_tcp", "--nixl-profile=example-site",
         "--nixl-blocks=64KiB", "--nixl-op=WRITE",
         f"--nixl-etcd={nixl_private_etcd.endpoint}", f"--nixl-report={tmp_path / 'rows.md'}",
     )  # fmt: skip
     # Flux sets PMI's variables too: that they are those of nobody shows which launcher was asked first.
     shared = {"FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f5", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    logs = [tmp_path / f"rank-{rank}" for rank in range(2)]
     with ExitStack() as started:
-        running = [
-            started.enter_context(
-                subprocess.Popen(
-                    arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                    env=environment(PYTHONPATH=str(site), FLUX_TASK_RANK=str(rank), **shared),
-                )
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-        try:
-            outputs = [process.communicate(timeout=400)[0] for process in running]
-        finally:
-            for process in running:
-                process.kill()
-    assert [process.returncode for process in running] == [0, 0], outputs
+        running = []
+        for rank, log in enumerate(logs):
+            env = {"PYTHONPATH": str(site), "FLUX_TASK_RANK": str(rank), **shared}
+            running.append(start(*arguments, log=log, env=env))
+            started.callback(running[rank].kill)
+        codes = [process.wait(timeout=400) for process in running]
+    outputs = [log.read_text() for log in logs]
+    assert codes == [0, 0], outputs
     assert "Flux: FLUX_TASK_RANK" in outputs[0]
     written = (tmp_path / "rows.md").read_text()
     assert f"| {ROW} |" in written
@@ -110,7 +97,7 @@ def test_examples_of_four_kinds_are_used_in_one_run(site: Path, tmp_path: Path, 
 
 
 def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
-    done = run_command("doctor", "--json", site=site)
+    done = run_command("doctor", "--json", env={"PYTHONPATH": str(site)})
     [results] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "loopback-is-up"]
     assert results["verdict"] == "PASS"
     assert "127.0.0.1" in results["reason"]
@@ -130,7 +117,7 @@ def test_infrastructure_suite_without_other_packages_has_no_test_for_them() -> N
 
 
 def test_profile_of_the_example_names_its_distribution(site: Path) -> None:
-    done = run_command("profile", "show", "example-site", site=site)
+    done = run_command("profile", "show", "example-site", env={"PYTHONPATH": str(site)})
     assert done.returncode == 0
     assert "example-site.toml of pytest-nixl-example 1.0" in done.stdout
 
@@ -147,12 +134,14 @@ def test_commands_of_the_pages_run(site: Path, tmp_path: Path) -> None:
     for arguments in remainder:
         module = ["-m", "pytest_nixl.cli"] if arguments[0] == "pytest-nixl" else []
         options = [argument.replace("rows.md", str(tmp_path / "rows.md")) for argument in arguments[1:]]
-        done = subprocess.run(
-            [sys.executable, *module, *options], cwd=ROOT, env=environment(PYTHONPATH=str(site)), capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        # The doctor may find something wrong with this machine.
-        assert done.returncode in ((0, 1) if "doctor" in arguments else (0,)), done.stdout + done.stderr
+        with (tmp_path / "printed").open("w+") as output:
+            code = execute(
+                [sys.executable, *module, *options], cwd=ROOT, env=environment(PYTHONPATH=str(site)), output=output,
+                errors=output, timeout=300,
+            )  # fmt: skip
+            output.seek(0)
+            # The doctor may find something wrong with this machine.
+            assert code in ((0, 1) if "doctor" in arguments else (0,)), output.read()
     assert ROW in (tmp_path / "rows.md").read_text()
 
 
@@ -184,13 +173,10 @@ def test_broken_backend_is_refused_in_one_sentence(install: Install, code: str, 
 
 def test_broken_backend_ends_a_run_with_a_usage_error(install: Install) -> None:
     install("backends", "ACME", "import nowhere_at_all")
-    done = subprocess.run(
-        command(BANDWIDTH, "--nixl-backend=ACME"), cwd=ROOT, capture_output=True, text=True, check=False,
-        env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 4
-    assert "Traceback" not in done.stderr + done.stdout
-    [line] = [line for line in done.stderr.splitlines() if "acme-nixl 2.0" in line]
+    done = run(BANDWIDTH, "--nixl-backend=ACME")
+    assert done.code == 4
+    assert "Traceback" not in done.output
+    [line] = [line for line in done.output.splitlines() if "acme-nixl 2.0" in line]
     one_sentence(line, "No module named 'nowhere_at_all'")
 
 

@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, bandwidth, environment, profile
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, bandwidth, environment, execute, parse_line, profile
 from helpers.pytester_run import run_pytest
 from helpers.terminal_screen import run_on_terminal
 
@@ -113,22 +113,20 @@ def test_an_id_that_pytest_printed_can_be_pasted_back(pytester: pytest.Pytester,
 
 
 def ranks_on_this_host(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Run one command line of a shell for each rank at the same time, and return exit codes and outputs."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    env = environment(PATH=path, NIXL_GROUP_TOKEN="of a test", PYTEST_ADDOPTS="-p no:cacheprovider")
-    started = [
-        subprocess.Popen(
-            ["bash", "-c", f"exec {line}"], cwd=ROOT, env=env,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for line in lines
-    ]  # fmt: skip
-    with ExitStack() as stack:
-        for process in started:
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-        outputs = [process.communicate(timeout=600)[0] for process in started]
-    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+    """Run a command line for each rank at the same time, and return exit codes and outputs."""
+    env = environment(NIXL_GROUP_TOKEN="of a test", PYTEST_ADDOPTS="-p no:cacheprovider")
+
+    def run_rank(line: str) -> tuple[int, str]:
+        parsed = parse_line(line)
+        assert parsed is not None, line
+        variables, argv = parsed
+        with TemporaryFile("w+") as output:
+            code = execute(argv, cwd=ROOT, env={**env, **variables}, output=output, errors=output, timeout=600)
+            output.seek(0)
+            return code, output.read()
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(run_rank, lines))
 
 
 @pytest.mark.long
@@ -138,14 +136,14 @@ def test_two_ranks_of_one_host_learn_that_the_profile_is_for_two_and_how_to_repe
     path, port = profile(tmp_path / "two-hosts.toml", expects), free_ports(1)[0]
     line = f"pytest {BANDWIDTH} --nixl-blocks=64KiB --nixl-op=WRITE --nixl-profile={path} --nixl-ranks=2 "
     line += f"--nixl-etcd-listen=127.0.0.1:{port} --nixl-rank="
-    (code, output), (other, _) = ranks_on_this_host([f"env MASTER_ADDR=127.0.0.1 {line}{rank}" for rank in (0, 1)])
+    (code, output), (other, _) = ranks_on_this_host([f"MASTER_ADDR=127.0.0.1 {line}{rank}" for rank in (0, 1)])
     assert (code, other) == (1, 1), output
     assert f": both ranks are on one host, {platform.node()}, and this profile is for rows between two hosts" in output
     [again] = {results.strip() for results in output.splitlines() if results.strip().startswith("repeat: ")}
     command, _, how = again.removeprefix("repeat: ").partition("  # ")
     assert command.startswith("MASTER_ADDR=127.0.0.1 pytest ")
     assert how == "at the same time on the other rank, with its --nixl-rank, and with the same NIXL_GROUP_TOKEN on all"
-    second = ranks_on_this_host([f"env {command}", f"env {command.replace('--nixl-rank=0', '--nixl-rank=1')}"])
+    second = ranks_on_this_host([command, command.replace("--nixl-rank=0", "--nixl-rank=1")])
     assert [results for results, _ in second] == [1, 1], second
     assert "both ranks are on one host" in second[0][1]
 
