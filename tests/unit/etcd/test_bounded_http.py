@@ -201,12 +201,11 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
         assert time.monotonic() - start < OVER
 
 
-def test_an_answer_that_says_that_it_is_not_packed_is_read() -> None:
-    body = json.dumps({"header": HEADER}).encode()
-    for name in ("identity", "Identity", " IDENTITY"):
-        answer = http(body, f"Content-Encoding: {name}")
-        with serving(lambda answer=answer: [answer]) as endpoint, connect([endpoint], timeout=60) as client:
-            assert client.get("/a") is None
+@pytest.mark.parametrize("name", ["identity", "Identity", " IDENTITY "])
+def test_an_answer_that_says_that_it_is_not_packed_is_read(name: str) -> None:
+    answer = http(json.dumps({"header": HEADER}).encode(), f"Content-Encoding: {name}")
+    with serving(lambda: [answer]) as endpoint, connect([endpoint], timeout=60) as client:
+        assert client.get("/a") is None
 
 
 def test_a_malformed_answer_is_reported_with_the_request() -> None:

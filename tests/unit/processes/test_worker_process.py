@@ -45,9 +45,10 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
 
 
 def test_an_error_of_a_worker_that_serves_is_raised(survivor: NixlAgent) -> None:
-    how = {"agent": survivor.ref, "function": "helpers.agent_functions:raise_error", "arguments": {}}
+    function = "helpers.agent_functions:raise_error"
+    serving = survivor.worker.request("run", agent=survivor.ref, function=function, arguments={})
     with pytest.raises(WorkerError, match="ValueError in rank 0"):
-        results([], serving=[survivor.worker.request("run", **how)])
+        results([], serving=[serving])
     assert survivor.worker.alive
 
 
