@@ -27,6 +27,7 @@ from pytest_nixl.core.rdma_fault import allows_cuda, wants_rdma
 from pytest_nixl.core.resource_limits import no_space
 from pytest_nixl.host.etcd import Name, etcdctl_credentials, read_etcd
 from pytest_nixl.host.facts import read_ucx_files
+from pytest_nixl.host.loaded_libraries import linked_etcd_client
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
@@ -286,6 +287,21 @@ def test_each_host_of_etcd_is_resolved_once() -> None:
 
     etcd = read_etcd(FactsRoot(), "http://127.0.0.1:9,http://[::1]:9,http://127.0.0.1:8", "the test", refuse)
     assert etcd.names == (Name("127.0.0.1", ("127.0.0.1",), ""), Name("::1", ("::1",), ""))
+
+
+@pytest.mark.parametrize("end", ["", " (0x00007f5c00a00000)"])
+def test_a_linked_library_may_have_spaces_in_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    path = tmp_path / "a (good)  lib" / "libetcd-cpp-api.so"
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    (tmp_path / "ldd").write_text(f"#!/bin/sh\necho '\tlibc.so.6 => /libc.so.6\n\t{path.name} => {path}{end}'\n")
+    (tmp_path / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = linked_etcd_client("nixlbench")
+    assert found is not None
+    assert found.path == str(path)
 
 
 def test_a_line_of_ucx_conf_is_a_setting_only_if_it_begins_as_one(tmp_path: Path) -> None:
