@@ -98,7 +98,7 @@ def linked_etcd_client(program: str) -> EtcdLibrary | None:
         raise NixlPluginError(
             f"ldd {program} failed: {error}", "install ldd (package libc-bin) and put it on PATH"
         ) from None
-    match = re.search(rf"^\s*({ETCD_LIBRARY}\S*) => (\S+)", done.stdout, re.MULTILINE)
+    match = re.search(rf"^\s*({ETCD_LIBRARY}\S*) => (.+?)(?: \(0x[0-9a-f]+\))?$", done.stdout, re.MULTILINE)
     if match is None:
         return None
     if not match[2].startswith("/"):

@@ -68,7 +68,9 @@ def test_a_missing_etcd_does_not_print_the_whole_path(monkeypatch: pytest.Monkey
     assert "/a/long/path" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("forced", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True)])
+@pytest.mark.parametrize(
+    ("forced", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True), ({"PY_COLORS": "1"}, True)]
+)
 def test_a_rank_of_a_launcher_writes_no_escape_codes(tmp_path: Path, forced: dict[str, str], coloured: bool) -> None:
     """``mpirun`` gives each rank a terminal, and what all of them write ends in one file."""
     (tmp_path / "test_mine.py").write_text("def test_mine(nixl_settings): assert False\n")

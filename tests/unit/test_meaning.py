@@ -21,9 +21,13 @@ from pytest_nixl.checks.connector.comparison import compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import mtu
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.metrics_text import read_metrics
 from pytest_nixl.core.rdma_fault import allows_cuda, wants_rdma
 from pytest_nixl.core.resource_limits import no_space
+from pytest_nixl.host.etcd import Name, etcdctl_credentials, read_etcd
+from pytest_nixl.host.facts import read_ucx_files
+from pytest_nixl.host.loaded_libraries import linked_etcd_client
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
@@ -35,10 +39,11 @@ from pytest_nixl.model.nixlbench_table import read_files, read_output
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import SEVERITY, Judgement, Verdict, most_severe
+from pytest_nixl.nixl.installed import import_fault
 from pytest_nixl.report.files import metrics_text
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.benchmark import described, rounds
-from pytest_nixl.session.gate import failing_results, missing_results
+from pytest_nixl.session.gate import failing_results, missing_results, refuse_silence
 from pytest_nixl.session.outcome import Reruns
 from pytest_nixl.session.requested_links import requested_rows, row_of
 from pytest_nixl.session.run import Run
@@ -260,6 +265,57 @@ def test_a_test_measures_the_row_of_its_parameters() -> None:
         assert row_of(cast(pytest.Item, SimpleNamespace(fixturenames=[], callspec=item.callspec))) is None
 
 
+def test_a_row_anywhere_among_the_tests_needs_an_expectation() -> None:
+    row, other = (
+        cast(pytest.Item, SimpleNamespace(fixturenames=names, callspec=SimpleNamespace(params={"link": ROW})))
+        for names in (["nixl_rows"], [])
+    )
+    refuse_silence(profile(), [other, other])
+    for items in ([row], [row, other], [other, row]):
+        with pytest.raises(pytest.UsageError, match="'mine' has no"):
+            refuse_silence(profile(), items)
+
+
+def test_what_follows_the_first_colon_is_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETCDCTL_USER", "root:pass:word")
+    assert etcdctl_credentials() == {"cacert": "", "cert": "", "key": "", "user": "root", "password": "pass:word"}
+
+
+def test_each_host_of_etcd_is_resolved_once() -> None:
+    def refuse() -> None:
+        raise NixlPluginError("none is asked")
+
+    etcd = read_etcd(FactsRoot(), "http://127.0.0.1:9,http://[::1]:9,http://127.0.0.1:8", "the test", refuse)
+    assert etcd.names == (Name("127.0.0.1", ("127.0.0.1",), ""), Name("::1", ("::1",), ""))
+
+
+@pytest.mark.parametrize("end", ["", " (0x00007f5c00a00000)"])
+def test_a_linked_library_may_have_spaces_in_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    path = tmp_path / "a (good)  lib" / "libetcd-cpp-api.so"
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    (tmp_path / "ldd").write_text(f"#!/bin/sh\necho '\tlibc.so.6 => /libc.so.6\n\t{path.name} => {path}{end}'\n")
+    (tmp_path / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = linked_etcd_client("nixlbench")
+    assert found is not None
+    assert found.path == str(path)
+
+
+def test_a_line_of_ucx_conf_is_a_setting_only_if_it_begins_as_one(tmp_path: Path) -> None:
+    file = tmp_path / "ucx.conf"
+    file.write_text("# UCX_A=1\n#UCX_B=2\n  UCX_C=3 4 \nMY_UCX_D=5\nUCX_E=\n[x] UCX_F=6\n")
+    files = read_ucx_files(FactsRoot(), {"UCX_CONFIG_DIR": str(tmp_path)}, [])
+    assert files[os.path.realpath(file)] == ("UCX_C=3 4", "UCX_E=")
+
+
+def test_libraries_that_cannot_be_mapped_have_a_reason_and_a_remedy() -> None:
+    reason, remedy = import_fault(ImportError("libnixl.so: failed to map segment from shared object"))
+    assert (reason, "ulimit" in remedy) == ("the kernel refuses to map it", True)
+
+
 @pytest.mark.parametrize(
     ("files", "inodes", "space", "words"),
     [(9, 0, 9, "all 9 inodes "), (9, 1, 0, "its file system is full"), (0, 0, 0, "its file system is full"),
@@ -379,11 +435,13 @@ def test_outputs_of_two_ranks_of_nixlbench_are_one_output(tmp_path: Path) -> Non
         path.write_text(
             f"etcd: Registered as rank {rank} item 1 of 2\n"
             f"W1128 10:00:00 worker.cpp] odd {rank}\nW1128 10:00:00 worker.cpp] both\nFailed to do {rank}\n"
+            f"Caught signal 1{rank}\n"
         )
     output = read_files(paths)
     assert [registration.rank for registration in output.registrations] == [0, 1]
     assert [text.rpartition("] ")[2] for text in output.warnings] == ["odd 0", "both", "odd 1"]
     assert [fault.text.rpartition(" ")[2] for fault in output.faults] == ["0", "1"]
+    assert output.crashes == ("Caught signal 10", "Caught signal 11")
     assert [read_files([path]).registrations[0].rank for path in paths] == [0, 1]
 
 

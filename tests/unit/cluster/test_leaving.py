@@ -27,6 +27,7 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.messages import PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT, PeerServer
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import unpack
@@ -141,6 +142,22 @@ def test_a_rank_whose_rank_0_does_not_resolve_says_so_and_keeps_the_reports_of_r
     )
     assert {name: (pytester.path / name).read_text() for name in REPORTS} == dict.fromkeys(REPORTS, "of rank 0")
     assert "did not resolve" in (pytester.path / "r.rank1.xml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "remedy"),
+    [(NixlPluginError("too large", "less"), "too large", "less"), (TypeError("no JSON"), "TypeError: no JSON", "")],
+)
+def test_instead_of_an_answer_that_cannot_be_sent_is_the_reason(fault: Exception, error: str, remedy: str) -> None:
+    faults, sent = [fault], []
+
+    def send(answer: dict[str, Any]) -> None:
+        if faults:
+            raise faults.pop()
+        sent.append(answer)
+
+    PeerServer(supervisor(), 1, send, lambda: None, {}, {}).receive(PeerRequest("odd", 7, {}))
+    assert sent == [{"answer": 7, "error": error, "remedy": remedy}]
 
 
 def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:

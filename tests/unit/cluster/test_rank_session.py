@@ -22,7 +22,14 @@ from pytest_nixl import cluster_hooks
 from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import MembershipWatch
-from pytest_nixl.cluster.group import LeaseLostError, Member, MemberLostError, MissingRanksError, Roster
+from pytest_nixl.cluster.group import (
+    LeaseLostError,
+    Member,
+    MemberLeftError,
+    MemberLostError,
+    MissingRanksError,
+    Roster,
+)
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession, RequestHandlers
@@ -126,6 +133,20 @@ def test_a_rank_does_not_wait_for_a_group_that_is_not_complete(leaving: Any, tmp
     assert group.log == [PASSED, "close", "left"]
     assert verdict(tmp_path)["fault"] == ("" if early else str(GONE)), "each error is named once"
     assert (tmp_path / "rank-0" / "group.txt").exists() is not early
+
+
+LEFT = MemberLeftError("rank 2 left: it is full")
+
+
+@pytest.mark.parametrize(("gone", "described"), [([LEFT], False), ([LEFT, GONE], True), ([GONE, LEFT], True)])
+def test_a_group_is_described_unless_every_lost_rank_said_why(
+    leaving: Any, tmp_path: Path, gone: list[NixlPluginError], described: bool
+) -> None:
+    group = DoubleGroup()
+    session = leaving(group)
+    group.gone = gone
+    session.finish(PASSED)
+    assert (tmp_path / "rank-0" / "group.txt").exists() is described
 
 
 def test_a_rank_that_is_lost_at_the_end_fails_the_run(leaving: Any, tmp_path: Path) -> None:

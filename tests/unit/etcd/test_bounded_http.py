@@ -127,6 +127,8 @@ MALFORMED = {
     "lists 100,000 deep": lambda: [http(b'{"header": ' + b"[" * 100_000)],
     "no UTF-8": lambda: [http(b'{"header": "\xff\xfe"}')],
     "a packed bomb": packed,
+    "a list for an error": lambda: [http(b'["code"]', status="500 Broken")],
+    "a number for an error": lambda: [http(b"5", status="500 Broken")],
     "another place": lambda: [http(b"", "Location: /v3/again", status="307 Temporary Redirect")],
     "an error with control characters": lambda: [
         http(json.dumps({"code": 2, "message": "\x1b[31m" + "long\r\n" * 10_000}).encode(), status="500 \x1b[31mred")
@@ -197,6 +199,13 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
             assert request_name in (*empty.get(kind, ()), "status")
             assert not message or request_name == "status"
         assert time.monotonic() - start < OVER
+
+
+@pytest.mark.parametrize("name", ["identity", "Identity", " IDENTITY "])
+def test_an_answer_that_says_that_it_is_not_packed_is_read(name: str) -> None:
+    answer = http(json.dumps({"header": HEADER}).encode(), f"Content-Encoding: {name}")
+    with serving(lambda: [answer]) as endpoint, connect([endpoint], timeout=60) as client:
+        assert client.get("/a") is None
 
 
 def test_a_malformed_answer_is_reported_with_the_request() -> None:

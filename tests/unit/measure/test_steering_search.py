@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 
@@ -66,6 +67,19 @@ def test_no_set_is_tried_twice() -> None:
 
     assert smallest_set(NAMES, suffices) == ("A", "D", "E")
     assert len(attempts) == len(set(attempts))
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 6), (2, 18), (3, 29), (4, 35), (5, 37), (6, 36)])
+def test_names_that_suffice_together_are_found_in_few_attempts(count: int, most: int) -> None:
+    for wanted in map(frozenset, combinations(NAMES, count)):
+        attempts: list[bool] = []
+
+        def suffices(part: frozenset[str], wanted: frozenset[str] = wanted, attempts: list[bool] = attempts) -> bool:
+            attempts.append(wanted <= part)
+            return attempts[-1]
+
+        assert set(smallest_set(NAMES, suffices)) == wanted
+        assert len(attempts) <= most
 
 
 def test_variables_that_steer_nixl_are_those_of_its_libraries_the_loader_and_cuda() -> None:

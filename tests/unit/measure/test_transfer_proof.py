@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.measure import transfer_proof
-from pytest_nixl.measure.transfer_proof import GPUS, Prover, default_settings, provable, steering_names
+from pytest_nixl.measure.transfer_proof import GPUS, ProofsInAdvance, Prover, default_settings, provable, steering_names
 from pytest_nixl.model.transfer_proof import TransferProof
 
 Answer = Callable[[frozenset[str]], tuple[str, bool, float]]
@@ -137,6 +137,17 @@ def test_gpu_that_other_processes_occupy_is_no_fault(
     attempts(lambda unset: (f"GPU 0: {error}", False, 1.0))
     assert Prover().prove("UCX", GPUS) is None
     assert prove().fault
+
+
+def test_each_backend_that_moves_host_memory_is_tried_with_gpus(
+    attempts: Callable[[Answer], list[frozenset[str]]],
+) -> None:
+    attempts(lambda unset: ("", False, 1.0))
+    proofs = ProofsInAdvance(["POSIX", "UCX", "LIBFABRIC"]).results(gpus=True)
+    of_host = [("POSIX", "DRAM:FILE"), ("UCX", "DRAM:DRAM"), ("LIBFABRIC", "DRAM:DRAM")]
+    assert [(proof.backend, proof.memory) for proof in proofs] == [
+        *of_host, ("UCX", "VRAM:VRAM"), ("LIBFABRIC", "VRAM:VRAM")
+    ]  # fmt: skip
 
 
 def test_prover_that_was_stopped_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ def test_counters_that_agree_or_are_missing_contradict_nothing(transports: list[
         (["tcp/eth0"], IDLE, ("reported tcp/eth0", "eth0 and lo", " 4,900 bytes")),
         (["srd/rdmap96s0"], [*IDLE, *EFA], ("reported srd/rdmap96s0", " 12 bytes")),
         (["rc/mlx5_0:1"], [Carrier("mlx5_0", "rdma", PAYLOAD // 2)], ("mlx5_0 ", " 500,000 bytes")),
+        (["rc/mlx5_0"], [Carrier("mlx5_0:1", "rdma", 7), Carrier("mlx5_0:2", "rdma", 0)], ("mlx5_0:1", " 7 bytes")),
     ],
 )
 def test_counters_without_the_payload_contradict(

@@ -93,6 +93,7 @@ def test_the_table_has_a_column_of_limits_only_if_there_is_one() -> None:
     heads, plain, line = (figure_line.text for figure_line in figure_lines([limited], gate=False))
     assert heads.split() == ["figure", "of", "value", "bound"]
     assert plain.endswith("1.27 ms  -")
+    assert heads.index(" of ") == len("kv-request-p50 "), "each column has its own width"
     assert line.endswith("1.27 ms  at most 50 ms")
 
 

@@ -133,10 +133,11 @@ def test_versions_before_1_18_are_refused() -> None:
         check_version(1 << 16 | 17, "/x")
 
 
-def test_plugin_is_found_beside_nixl_and_in_nixl_plugin_dir(tmp_path: Path) -> None:
-    installed = library(tmp_path / "lib" / "plugins" / "libplugin_LIBFABRIC.so")
+@pytest.mark.parametrize("lib", ["lib", "a lib/of  mine"])
+def test_plugin_is_found_beside_nixl_and_in_nixl_plugin_dir(tmp_path: Path, lib: str) -> None:
+    installed = library(tmp_path / lib / "plugins" / "libplugin_LIBFABRIC.so")
     configured = library(tmp_path / "told" / "libplugin_LIBFABRIC.so")
-    maps = f"7f00-7f01 r-xp 0 0:0 1    {tmp_path}/lib/libnixl.so\n"
+    maps = f"7f00-7f01 r-xp 0 0:0 1    /usr/lib/libc.so.6\n7f00-7f01 r-xp 0 0:0 1    {tmp_path}/{lib}/libnixl.so\n"
     assert find_plugin({}, maps, [], PLUGIN) == installed
     assert find_plugin({"NIXL_PLUGIN_DIR": f"{tmp_path}/told"}, maps, [], PLUGIN) == configured
     assert find_plugin({}, "", [], PLUGIN) is None

@@ -61,6 +61,11 @@ def test_a_program_has_its_output_its_exit_code_and_its_cost() -> None:
     tools.end(program, signal.SIGKILL)  # nothing happens
 
 
+def test_a_program_that_closes_its_output_runs_to_its_end() -> None:
+    program = Program(["/bin/sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 3"], {})
+    assert Tools(lambda: False).look(program, 0, 60)["code"] == 3
+
+
 def test_a_program_that_cannot_be_executed_leaves_no_descriptor() -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No such file"):

@@ -96,6 +96,13 @@ def test_spawn_and_stop(own_client: SupervisorClient) -> None:
     assert own_client.stop(pid) == "ended by SIGTERM"
 
 
+def test_a_stopped_process_ends_by_sigterm(own_client: SupervisorClient) -> None:
+    pid = own_client.spawn(["sleep", "300"], log="it.log")
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text(), 60, "it is stopped")
+    assert own_client.stop(pid) == "ended by SIGTERM"
+
+
 def test_the_end_of_a_process_is_described(own_client: SupervisorClient) -> None:
     failed = own_client.spawn(["sh", "-c", "exit 3"], log="a.log")
     killed = own_client.spawn(["sh", "-c", "kill -9 $$"], log="b.log")
@@ -455,6 +462,18 @@ def test_a_long_run_directory_path_works(tmp_path: Path) -> None:
     assert has["directory"].startswith(str(long))
     wait_until(lambda: not any(long.iterdir()), 60, "the run directory has gone")
     os.kill(has["forgotten"], signal.SIGKILL)
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(tmp_path)
+    while len(folder) < 4080:  # with the name of a run directory it is longer than PATH_MAX
+        folder += "/" + "x" * min(200, 4080 - len(folder))
+    os.makedirs(folder)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    with pytest.raises(SupervisorError) as caught, separate_supervisor(monkeypatch):
+        pass
+    assert f": {folder}/pytest-nixl-" in caught.value.reason
+    assert caught.value.reason.endswith(": File name too long")
 
 
 def test_a_directory_with_a_line_break_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from helpers.cli_run import environment, eventually
 from helpers.process_parent import parent_of
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.model.tools import RUN_DIRECTORY
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
 from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost, LocalProcess
@@ -76,10 +77,12 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert [os.readlink(f"/proc/{pid}/fd/0") for pid in pids] == ["/dev/null"] * 2
     logs = [[os.readlink(f"/proc/{pid}/fd/{number}") for number in (1, 2)] for pid in pids]
     assert logs[0][0] == logs[0][1] != logs[1][0] == logs[1][1]
-    names = ["PYTEST_NIXL_TEST", "PYTEST_NIXL_OTHER", "HOME"]
+    run_directory = {RUN_DIRECTORY: str(supervisor().directory)}
+    names = ["PYTEST_NIXL_TEST", "PYTEST_NIXL_OTHER", "HOME", *run_directory]
     executed, other = (agent.run("helpers.agent_functions:surroundings", names=names) for agent in (first, second))
-    assert executed["python"] == executed["libc"] == {"PYTEST_NIXL_TEST": "first", "HOME": os.environ["HOME"]}
-    assert other["python"] == other["libc"] == {"PYTEST_NIXL_OTHER": "second"}
+    of_first = {"PYTEST_NIXL_TEST": "first", "HOME": os.environ["HOME"], **run_directory}
+    assert executed["python"] == executed["libc"] == of_first
+    assert other["python"] == other["libc"] == {"PYTEST_NIXL_OTHER": "second", **run_directory}
     assert executed["address"] != other["address"]
 
 

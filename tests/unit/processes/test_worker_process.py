@@ -44,6 +44,14 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
 
 
+def test_an_error_of_a_worker_that_serves_is_raised(survivor: NixlAgent) -> None:
+    function = "helpers.agent_functions:raise_error"
+    serving = survivor.worker.request("run", agent=survivor.ref, function=function, arguments={})
+    with pytest.raises(WorkerError, match="ValueError in rank 0"):
+        results([], serving=[serving])
+    assert survivor.worker.alive
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

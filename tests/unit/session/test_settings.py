@@ -57,7 +57,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "kv_tokens": ("100", 100),
     "kv_tp": ("2:4", (2, 4)),
     "kv_requests": ("4", 4),
-    "kv_rate": ("12.5/s", 12.5),
+    "kv_rate": (" 12.5/s ", 12.5),
     "kv_block_tokens": ("64", 64),
     "kv_dtype": ("fp8", "fp8"),
     "iterations": ("7", 7),
