@@ -16,6 +16,10 @@ from types import ModuleType
 import pytest
 
 from helpers.cli_run import ROOT, WITHOUT, environment, execute
+from pytest_nixl.checks.doctor.catalogue import own_checks
+
+# pytester removes what a test imports. A check that a second test imports again would be registered twice.
+own_checks()
 
 #: The plugin by the name of its module, which serves whether it is installed or not: its entry point is left out.
 PLUGIN = ("-p", "no:nixl", "-p", "pytest_nixl.plugin", *WITHOUT)
