@@ -32,8 +32,8 @@ from helpers.swapped import WORK, Change, Work, append
 if TYPE_CHECKING:
     from helpers.mutants import Covering
 
-#: The seconds of the tests that are tried for a change.
-MOST_SECONDS = 8.0
+#: The most seconds of the tests that are tried for a change: of a table that reaches a line, one case may notice it.
+MOST_SECONDS = 60.0
 #: How often the progress is printed.
 PROGRESS_SECONDS = 60.0
 
