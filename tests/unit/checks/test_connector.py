@@ -1000,6 +1000,24 @@ def test_namespaces_of_endpoints_are_compared(tmp_path: Path) -> None:
     assert wrong(compared(tmp_path, sides)) == {"--namespace"}
 
 
+@pytest.mark.parametrize(
+    ("connectors", "fails"),
+    [
+        (("NixlPushConnector", "NixlPushConnector"), set()),
+        (("NixlConnector", "NixlConnector"), {"--pipeline-parallel-size"}),
+        (("NixlConnector", "NixlPushConnector"), {"--pipeline-parallel-size", "kv_connector"}),
+    ],
+)
+def test_only_a_prefill_that_pushes_has_several_stages(
+    connectors: tuple[str, str], fails: set[str], tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side, connector in zip(sides.values(), connectors, strict=True):
+        side["transfer"]["kv_connector"] = connector
+    sides["prefill"]["options"]["--pipeline-parallel-size"] = "2"
+    assert wrong(compared(tmp_path, sides)) == fails
+
+
 def of_efa(engine: str, **variables: str) -> dict[str, Side]:
     """Return both sides of an engine in pods with 32 EFA devices."""
     sides = sides_of(engine)
@@ -1018,6 +1036,10 @@ def test_a_pod_with_efa_whose_engine_uses_ucx_is_named(tmp_path: Path) -> None:
     assert "vLLM does not read NIXL_BACKEND, and uses UCX" in general.sentence
     assert efa.remedy == 'set kv_connector_extra_config {"backends": ["LIBFABRIC"]}'
     assert wrong(compared(tmp_path, of_efa("SGLang"))) == {"EFA devices"}
+    for role in ("prefill", "decode"):
+        sides = of_efa("SGLang")
+        sides[role]["env"]["SGLANG_DISAGGREGATION_NIXL_BACKEND"] = "LIBFABRIC"
+        assert "EFA devices" in wrong(compared(tmp_path, sides)), "the other side uses UCX"
 
 
 def test_a_pod_with_efa_whose_engine_uses_libfabric_is_right(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ FAULTS = (
     Fault("shm-full", answer("shm", size=8 << 30, free=1 << 20), "shm", ("/dev/shm", "8 GiB", "1 MiB")),
     Fault("shm-absent", lambda tree: tree.answer("shm", {"why": "No such file or directory"}), "shm",
           ("/dev/shm", "No such file")),
+    Fault("shm-little", answer("shm", size=512 << 20, free=512 << 20), "shm", ("512 MiB",), WARN),
     Fault("huge-pages-none", lambda tree: tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 0),
           "huge-pages", ("no huge pages",), WARN),
     Fault("huge-pages-spent", lambda tree: tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
@@ -276,6 +277,8 @@ FAULTS = (
           "ucx-uses-rdma", ("1 of 32", "rdmap79s0: its only GID is link-local (fe80:", "UCX says: Address not valid")),
     Fault("no-device-chosen", variable("UCX_NET_DEVICES", "enp71s0"), "ucx-uses-rdma",
           ("UCX_NET_DEVICES=enp71s0 leaves out every RDMA device: ",), WARN),
+    Fault("no-device-chosen-by-port", variable("UCX_NET_DEVICES", "enp71s0:1"), "ucx-uses-rdma",
+          ("UCX_NET_DEVICES=enp71s0:1 leaves out every RDMA device: ",), WARN),
     Fault("no-gid", both(not_offered("rdmap79s0"), port("rdmap79s0", "gids/0", "0000:0000:0000:0000:0000:0000:0000:0000"
           )), "ucx-uses-rdma", ("rdmap79s0: it has no GID",)),
     Fault("iwarp", both(not_offered("rdmap79s0"), lambda tree: tree.write("/sys/class/infiniband/rdmap79s0/node_type",
@@ -309,6 +312,10 @@ FAULTS = (
           ("7 GPUs", "8", "7 NVIDIA H100 80GB HBM3", "0000")),
     Fault("gpu-other-model", nvml(lambda found: found["gpus"][2].update(name="NVIDIA A100-SXM4-40GB")), "gpus",
           ("1 GPU", "H100", "NVIDIA A100-SXM4-40GB")),
+    Fault("gpu-unusable", nvml(lambda found: found.update(gpus=found["gpus"][:7], unusable=[
+          {"index": 7, "error": "GPU is lost"}])), "gpus", ("NVML cannot use 1 of 8 GPUs: GPU 7 (GPU is lost)",)),
+    Fault("gpu-without-a-name", nvml(lambda found: found["gpus"][2].update(name="")), "gpus",
+          ("the model of at least one is unknown",), UNKNOWN),
     Fault("gpu-no-driver", both(lambda tree: tree.remove("/proc/driver"), lambda tree: tree.answer("nvml",
           {"why": "no"})),
           "gpus", ("8 GPUs", "no NVIDIA driver")),
@@ -493,6 +500,8 @@ FAULTS = (
           ("CUDA_VISIBLE_DEVICES=0,8 shows 1 GPU", "'8'")),
     Fault("gpus-hidden-driver-not-asked", both(variable("CUDA_VISIBLE_DEVICES", "0,0"),
           lambda tree: tree.remove("/pytest-nixl/cuda_driver.json")), "variables-agree", ("twice (0)",)),
+    Fault("gpu-direct-off", variable("UCX_IB_GPU_DIRECT_RDMA", "No"), "variables-agree",
+          ("UCX_IB_GPU_DIRECT_RDMA=No ",)),
     Fault("fork-safe", variable("RDMAV_FORK_SAFE", "1"), "variables-agree", ("RDMAV_FORK_SAFE", "huge pages")),
 )  # fmt: skip
 
