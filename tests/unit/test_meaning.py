@@ -33,7 +33,16 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
 from pytest_nixl.model.device_counters import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.figure import Figure
+from pytest_nixl.model.figure import (
+    BANDWIDTH,
+    BYTES,
+    COUNT,
+    FIGURE_KINDS,
+    PER_SECOND,
+    SECONDS,
+    Figure,
+    FigureUnit,
+)
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixlbench_table import read_files, read_output
 from pytest_nixl.model.results import Result, RowSummary
@@ -164,6 +173,24 @@ def test_a_figure_with_other_labels_is_another_metric() -> None:
     text = metrics_text(RunReport(recorded(result)))
     [family] = [family for family in text_string_to_metric_families(text) if family.name == "nixl_figure_seconds"]
     assert sorted(sample.value for sample in family.samples) == [2e-3, 3e-3], "the last of the same labels counts"
+
+
+@pytest.mark.parametrize(
+    ("unit", "suffix"),
+    [
+        (SECONDS, "seconds"),
+        (BYTES, "bytes"),
+        (BANDWIDTH, "bytes_per_second"),
+        (PER_SECOND, "per_second"),
+        (COUNT, "value"),
+    ],
+)
+def test_the_name_of_a_metric_has_the_unit_of_its_figure(unit: FigureUnit, suffix: str) -> None:
+    kind = next(kind for kind in FIGURE_KINDS.values() if kind.unit == unit)
+    figure = Figure.of(kind.name, 2.0, dict.fromkeys(kind.labels, 1))
+    text = metrics_text(RunReport(recorded(Result("x", "y", Verdict.PASS, measured=(figure,)))))
+    names = [sample.name for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert [name for name in names if name.startswith("nixl_figure_")] == [f"nixl_figure_{suffix}"]
 
 
 def test_two_launches_of_a_row_keep_what_both_measured() -> None:

@@ -21,8 +21,9 @@ def test_secrets_of_a_command_are_hidden() -> None:
     assert hide_command("env 'API_TOKEN=abcd") == HIDDEN
 
 
-def test_the_key_of_an_azure_account_is_hidden_whole_and_alone() -> None:
-    connection = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=c2VjcmV0IQ==;BlobEndpoint=http://host/me;"
+@pytest.mark.parametrize("kind", ["AccountKey", "SharedAccessSignature"])
+def test_the_key_of_an_azure_account_is_hidden_whole_and_alone(kind: str) -> None:
+    connection = f"DefaultEndpointsProtocol=https;AccountName=me;{kind}=c2VjcmV0IQ==;BlobEndpoint=http://host/me;"
     name = "AZURE_STORAGE_CONNECTION_STRING"
     assert redact_value(name, connection) == HIDDEN
     hide = hider({name: connection})
