@@ -387,6 +387,7 @@ def test_different_engines_are_named(tmp_path: Path) -> None:
         ("http://etcd:2379", "http://ETCD:2379", "WARN"),
         ("http://a:2379,http://b:2379", "http://b:2379,http://a:2379", "WARN"),
         ("http://etcd:2379", "http://etcd.default.svc:2379", "INCONCLUSIVE"),
+        ("http://etcd:2379", "http://etcd.default.svc:2380", "FAIL"),
         ("http://127.0.0.1:2379", "http://127.0.0.1:2379", "FAIL"),
         ("http://etcd:2379/", "http://etcd:2379/", "FAIL"),
         ("http://etcd:2379", "", "FAIL"),
