@@ -189,7 +189,7 @@ def _cache() -> Mapping[str, tuple[str, ...]]:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             listed = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
             paths: dict[str, tuple[str, ...]] = {}
-            for soname, file in re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", listed, re.MULTILINE):
+            for soname, file in re.findall(r"^\s*(\S+) \([^)]*\) => (.+)$", listed, re.MULTILINE):
                 paths[soname] = (*paths.get(soname, ()), file)
             return paths
     return {}

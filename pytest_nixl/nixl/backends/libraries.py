@@ -185,8 +185,8 @@ class Finder:
             yield os.path.join(os.path.abspath(folder), soname)
         if self._cached is None:
             self._cached = self.cache()
-        yield from re.findall(rf"^\s*{re.escape(soname)} \([^)]*x86-64[^)]*\) => (\S+)$", self._cached, re.MULTILINE)
-        yield from re.findall(rf"^\s*{re.escape(soname)} \([^)]*AArch64[^)]*\) => (\S+)$", self._cached, re.MULTILINE)
+        yield from re.findall(rf"^\s*{re.escape(soname)} \([^)]*x86-64[^)]*\) => (.+)$", self._cached, re.MULTILINE)
+        yield from re.findall(rf"^\s*{re.escape(soname)} \([^)]*AArch64[^)]*\) => (.+)$", self._cached, re.MULTILINE)
         for folder in self.folders:
             yield os.path.join(folder, soname)
         for package in library.packages:

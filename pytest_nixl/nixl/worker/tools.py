@@ -314,7 +314,7 @@ def _versions(path: str) -> dict[str, str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    libraries = {Path(match).name: match for match in re.findall(r"=> (/\S+)", done.stdout)}
+    libraries = {Path(match).name: match for match in re.findall(r"=> (/.+?)(?: \(0x[0-9a-f]+\))?$", done.stdout, re.M)}
     versions = {}
     for name, library in libraries.items():
         with contextlib.suppress(OSError, AttributeError):

@@ -55,7 +55,7 @@ def test_missing_file_named_by_the_variable_is_refused() -> None:
 
 def test_loader_is_searched_before_known_folders_and_packages(tmp_path: Path) -> None:
     by_path, cached, efa, package = (
-        library(tmp_path / name / "libfabric.so.1") for name in ("path", "cached", "efa", "package")
+        library(tmp_path / name / "libfabric.so.1") for name in ("path", "in cache", "efa", "package")
     )
     cache = f"\tlibfabric.so.1 (libc6,x86-64) => {cached}\n\tlibfabric.so.1 (libc6) => /lib32/libfabric.so.1\n"
     search = finder(tmp_path / "efa", cache=cache, packages=(package,), LD_LIBRARY_PATH=f"{tmp_path}/path")
