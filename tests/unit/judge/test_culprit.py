@@ -313,7 +313,11 @@ def test_a_rank_is_the_culprit_if_it_is_slower_each_time(one: list[float], two: 
     [
         (measured(0.2, 2, 1, cores=0.7), measured(1, 0, 1), "and only its host is busy"),
         # What is left of its core is worth more than what it does.
-        (measured(0.2, 2, 1, cores=0.5), measured(1, 0, 1), "0.21 and 1.05 GB/s; other processes took 0.5 and 0.0 cores)"),
+        (
+            measured(0.2, 2, 1, cores=0.5),
+            measured(1, 0, 1),
+            "0.21 and 1.05 GB/s; other processes took 0.5 and 0.0 cores)",
+        ),
         (measured(0.2, 2, 1, cores=0.5), measured(1, 0, 1), "is the culprit"),
         (measured(0.2, 2, 1, cores=0.6), measured(1, 0, 1, cores=0.4), "is the culprit"),
         (measured(0.2, 2, 1), measured(1, 0, 1, hosts="aa"), "take another way"),
