@@ -347,7 +347,7 @@ def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_tra
         COMPLETION_IMPLIES_DELIVERY = False
 
     monkeypatch.setitem(BACKENDS, "UCX", Posting())
-    pairs = make_pairs(depth=(4,), duration=0.0)
+    pairs = make_pairs(iterations=1000, depth=(4,), duration=0.0)
     samples = link(pairs).measure(65536, depth=4)
     assert samples.corruption is None
     assert sum(samples.transfers) >= 1000

@@ -67,7 +67,9 @@ def test_other_suites_skip_checks_that_storage_cannot_run() -> None:
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_every_byte_is_compared_in_the_file(make_pairs: MakePairs, op: str) -> None:
-    samples = link(make_pairs(blocks=(12345,), batch=(3,), depth=(5,)), op).measure(12345, batch=3, depth=5)
+    samples = link(make_pairs(iterations=1000, blocks=(12345,), batch=(3,), depth=(5,)), op).measure(
+        12345, batch=3, depth=5
+    )
     assert samples.corruption is None
     assert sum(samples.transfers) >= 1000
 
