@@ -191,6 +191,7 @@ def test_members_and_alarms_have_printable_names() -> None:
 
 def test_counters_are_the_finite_metrics_without_labels() -> None:
     page = '# HELP\netcd_a 1\netcd_b e-e\netcd_c 1e999\netcd_d{x="1"} 4\netcd_e 2.5e+06\ngo_f 1\n'
+    page += " 1\n# etcd_g 1\netcd_h 1 9\n"
     session = PlannedSession(m1=[(200, page, "OK")])
     assert Maintenance(of(session, FIRST)).counters() == {"etcd_a": 1.0, "etcd_e": 2.5e6}
     assert session.asked == [("1", "metrics", 5.0)]

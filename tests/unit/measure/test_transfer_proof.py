@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure import transfer_proof
 from pytest_nixl.measure.transfer_proof import GPUS, ProofsInAdvance, Prover, default_settings, provable, steering_names
 from pytest_nixl.model.transfer_proof import TransferProof
@@ -148,6 +149,14 @@ def test_each_backend_that_moves_host_memory_is_tried_with_gpus(
     assert [(proof.backend, proof.memory) for proof in proofs] == [
         *of_host, ("UCX", "VRAM:VRAM"), ("LIBFABRIC", "VRAM:VRAM")
     ]  # fmt: skip
+
+
+def test_a_backend_without_this_memory_has_no_proof(attempts: Callable[[Answer], list[frozenset[str]]]) -> None:
+    def refuse(unset: frozenset[str]) -> tuple[str, bool, float]:
+        raise NotApplicableError("it does not have this memory")
+
+    attempts(refuse)
+    assert ProofsInAdvance(["POSIX", "UCX"]).results(gpus=True) == ()
 
 
 def test_prover_that_was_stopped_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
