@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -55,7 +56,7 @@ def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
     placement = placement_by_launcher(kubernetes, hostname=lambda: "nixl-check-12")
     assert placement == LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", 12)
     for name in ("nixl-check-x7", "nixl-check-", "nixl-check-7.svc", "-7", "7", ""):
-        assert placement_by_launcher(kubernetes, hostname=lambda name=name: name) is None
+        assert placement_by_launcher(kubernetes, hostname=partial(str, name)) is None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,13 @@ class Clock:
 
 
 @pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[frozenset[str]]]:
+def limits() -> list[float]:
+    """The time in seconds that each attempt may take for a step."""
+    return []
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch, limits: list[float]) -> Callable[[Answer], list[frozenset[str]]]:
     """Return a function that replaces attempts: by fault, lateness and seconds for the variables that are not set."""
     clock = Clock()
     monkeypatch.setattr(transfer_proof, "time", clock)
@@ -42,6 +48,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[frozens
             prover: Prover, backend: str, memory: Any, settings: Any, unset: Collection[str] = ()
         ) -> TransferProof:
             tried.append(frozenset(unset))
+            limits.append(settings.timeout)
             fault, late, seconds = answer(frozenset(unset))
             clock.now += seconds
             return TransferProof(backend, str(memory), fault, late=late)
@@ -120,7 +127,20 @@ def test_search_ends_in_time_and_blames_what_it_has_seen(
     tried = attempts(lambda unset: ("" if {"UCX_X3", "UCX_X9"} <= unset else "refused", False, 6.0))
     proof = prove()
     assert {"UCX_X3", "UCX_X9"} <= set(proof.variables)
-    assert len(tried) <= 6
+    assert len(tried) == 5, "the last begins within 20 s of the search"
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(0.1, 5.0), (1.0, 20.0), (4.0, 60.0)])
+def test_an_attempt_of_a_search_may_take_far_longer_than_needed(
+    attempts: Callable[[Answer], list[frozenset[str]]], limits: list[float], monkeypatch: pytest.MonkeyPatch,
+    seconds: float, limit: float,
+) -> None:  # fmt: skip
+    for name in ("UCX_TLS", "UCX_NET_DEVICES"):
+        monkeypatch.setenv(name, "x")
+    attempts(lambda unset: ("" if "UCX_TLS" in unset else "refused", False, seconds))
+    assert prove().culprits == (("UCX_TLS", "x"),)
+    assert limits[:2] == [60.0, 60.0]
+    assert set(limits[2:]) == {limit}
 
 
 def test_secret_of_an_unknown_variable_is_hidden(

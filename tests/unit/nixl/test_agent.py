@@ -58,7 +58,7 @@ def test_only_a_buffer_in_host_memory_is_requested_with_pages(memory: str, pages
 def test_a_requested_buffer_is_that_of_its_side(
     agents: Agents, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = agents.start("one")
+    agent: Any = agents.start("one")
     monkeypatch.setattr(agent, "allocate", lambda size, memory, *, device: (memory, device))
     for pairs, initiator, expected in (
         ("DRAM:VRAM", True, ("DRAM", 1)), ("DRAM:VRAM", False, ("VRAM", 2)), ("DRAM:FILE", False, ("DRAM", 2)),
