@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -54,7 +55,8 @@ def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
     kubernetes = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     placement = placement_by_launcher(kubernetes, hostname=lambda: "nixl-check-12")
     assert placement == LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", 12)
-    assert placement_by_launcher(kubernetes, hostname=lambda: "nixl-check-x7") is None
+    for name in ("nixl-check-x7", "nixl-check-", "nixl-check-7.svc", "-7", "7", ""):
+        assert placement_by_launcher(kubernetes, hostname=partial(str, name)) is None
 
 
 @pytest.mark.parametrize(

@@ -562,16 +562,21 @@ class TestWaiting:
             assert [registration.result(SECONDS).rank for registration in claims] == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
-    @pytest.mark.parametrize(("requested", "named"), [(0, "rank 0"), (None, "a rank")])
+    @pytest.mark.parametrize(("requested", "named", "first"), [(0, "rank 0", True), (None, "a rank", False)])
     def test_a_rank_that_is_killed_before_the_start_is_named(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, requested: int | None, named: str
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, requested: int | None, named: str, first: bool
     ) -> None:
         messages: list[str] = []
         killed = f"{group_root(PREFIX, 'say')}members/killed"
         with ExitStack() as stack:
             # What a rank leaves that was killed: a key whose lease ends later.
-            client.put(killed, Candidate("killed", "node-0", 7131, 3, requested).value)
+            left = Candidate("killed", "node-0", 7131, 3, requested).value
+            if first:
+                client.put(killed, left)
             late = stack.enter_context(claiming(etcd, pool, "say", [None], size=3, waiting=messages.append))
+            if not first:
+                _wait_for(messages, "waiting for 2 of 3 ranks of group 'say'; arrived: ")
+                client.put(killed, left)
             _wait_for(messages, "waiting for 1 of 3 ranks of group 'say'; arrived: ")
             client.delete(killed)
             _wait_for(messages, "waiting for 2 of 3 ", f"; registered, and is gone again: {named} on node-0 (pid 7131)")

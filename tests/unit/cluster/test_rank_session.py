@@ -40,7 +40,9 @@ from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.host.devices import HostDevices
+from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 GONE = NixlPluginError("rank 1 is gone")
@@ -290,6 +292,24 @@ def test_only_a_rank_that_loses_the_group_at_its_end_says_that_no_check_was_left
     assert cluster_hooks.leave_group(cast(Any, session), cast(Any, run)) == []
     assert messages == [f"INTERRUPTED{when}: rank 1 is gone"]
     assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(("gate", "name"), [(False, "NIXL verdict"), (True, "NIXL gate")])
+@pytest.mark.parametrize(("count", "more"), [(0, []), (1, []), (12, []), (13, ["and 1 more"])])
+def test_the_other_ranks_are_told_the_verdict_and_what_is_wrong(
+    gate: bool, name: str, count: int, more: list[str]
+) -> None:
+    endings: list[Ending] = []
+    wrong = [Result(f"check-{number}", "t", Verdict.FAIL, f"reason {number}") for number in range(count)]
+    results = [Result("first", "t", Verdict.PASS), *wrong, Result("last", "t", Verdict.NOT_APPLICABLE)]
+    record = SimpleNamespace(results=results, interrupted="")
+    rank = SimpleNamespace(faults=[], finish=endings.append, ending=None)
+    run = SimpleNamespace(rank_session=rank, usable=True, settings=SimpleNamespace(gate=gate), record=record)
+    cluster_hooks.leave_group(cast(Any, SimpleNamespace(exitstatus=min(count, 1), config=None)), cast(Any, run))
+    [ending] = endings
+    summary, *lines = ending.verdict.splitlines()
+    assert summary.startswith(f"{name}: {'FAIL' if count else 'PASS'} (1 PASS, ")
+    assert lines == [*(f"FAIL: check-{number}: reason {number}" for number in range(min(count, 12))), *more]
 
 
 @pytest.mark.parametrize("fails", ["require_closed", "RequestHandlers", "_join"])

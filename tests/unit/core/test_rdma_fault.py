@@ -113,6 +113,14 @@ def test_gpu_and_card_passed_through_under_one_switch_are_named(guest: Path) -> 
     assert passthrough_fault({"UCX_NET_DEVICES": "mlx5_0:1"}, str(guest)) == (fault, remedy)
 
 
+def test_the_last_card_may_be_under_a_switch_with_a_gpu(guest: Path) -> None:
+    cards = guest / "sys/class/infiniband"
+    (cards / "mlx5_0").rename(cards / "mlx5_9")
+    fault, remedy = passthrough_fault({}, str(guest))
+    assert "and mlx5_9 and GPU 0000:02:00.0 are under one PCI switch" in fault
+    assert remedy.startswith("try `export UCX_NET_DEVICES=mlx5_8:1`")
+
+
 def test_other_machines_and_cards_are_not_accused(guest: Path) -> None:
     assert passthrough_fault({"UCX_NET_DEVICES": "mlx5_8:1"}, str(guest)) == ("", "")
     (guest / "sys/class/dmi/id/sys_vendor").write_text("Amazon EC2\n")

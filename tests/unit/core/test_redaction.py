@@ -21,14 +21,21 @@ def test_secrets_of_a_command_are_hidden() -> None:
     assert hide_command("env 'API_TOKEN=abcd") == HIDDEN
 
 
-@pytest.mark.parametrize("kind", ["AccountKey", "SharedAccessSignature"])
-def test_the_key_of_an_azure_account_is_hidden_whole_and_alone(kind: str) -> None:
-    connection = f"DefaultEndpointsProtocol=https;AccountName=me;{kind}=c2VjcmV0IQ==;BlobEndpoint=http://host/me;"
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("AccountKey", "c2VjcmV0IQ=="),
+        ("accountkey", "c2VjcmV0IQ=="),
+        ("SharedAccessSignature", "sv=2022-11-02&ss=b&sig=c2VjcmV0IQ%3D%3D"),
+    ],
+)
+def test_the_key_of_an_azure_account_is_hidden_whole_and_alone(kind: str, key: str) -> None:
+    connection = f"DefaultEndpointsProtocol=https;AccountName=me;{kind}={key};BlobEndpoint=http://host/me;"
     name = "AZURE_STORAGE_CONNECTION_STRING"
     assert redact_value(name, connection) == HIDDEN
     hide = hider({name: connection})
     assert hide(f"it is {connection}") == f"it is {HIDDEN}"
-    assert hide("the key c2VjcmV0IQ== is wrong") == f"the key {HIDDEN} is wrong"
+    assert hide(f"the key {key} is wrong") == f"the key {HIDDEN} is wrong"
     assert "c2VjcmV0IQ" not in redact(connection)
     assert "AccountName=me" in redact(connection)
 

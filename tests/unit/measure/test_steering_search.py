@@ -83,10 +83,18 @@ def test_names_that_suffice_together_are_found_in_few_attempts(count: int, most:
 
 
 def test_variables_that_steer_nixl_are_those_of_its_libraries_the_loader_and_cuda() -> None:
-    environ = dict.fromkeys(
-        ["UCX_TLS", "NIXL_PLUGIN_DIR", "FI_PROVIDER", "LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "PATH",
-         "NIXL_ETCD_ENDPOINTS", "MY_UCX_TLS", "HOME"], "x",
+    steering = (
+        "CUDA_VISIBLE_DEVICES", "EFA_X", "FI_PROVIDER", "GDRCOPY_X", "GLIBC_TUNABLES", "IBV_X", "LD_LIBRARY_PATH",
+        "LD_PRELOAD", "MLX5_X", "NIXL_PLUGIN_DIR", "NVIDIA_VISIBLE_DEVICES", "OFI_X", "RDMAV_X", "UCX_TLS",
     )  # fmt: skip
-    assert steering_names(environ) == (
-        "CUDA_VISIBLE_DEVICES", "FI_PROVIDER", "LD_LIBRARY_PATH", "LD_PRELOAD", "NIXL_PLUGIN_DIR", "UCX_TLS",
-    )  # fmt: skip
+    others = (
+        "PATH",
+        "NIXL_ETCD_ENDPOINTS",
+        "MY_UCX_TLS",
+        "HOME",
+        "UCX_",
+        "WIFI_X",
+        "LD_PRELOADS",
+        "MY_LD_LIBRARY_PATH",
+    )
+    assert steering_names(dict.fromkeys((*others, *reversed(steering)), "x")) == steering

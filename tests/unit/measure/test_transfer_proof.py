@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure import transfer_proof
 from pytest_nixl.measure.transfer_proof import GPUS, ProofsInAdvance, Prover, default_settings, provable, steering_names
 from pytest_nixl.model.transfer_proof import TransferProof
@@ -27,7 +28,13 @@ class Clock:
 
 
 @pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[frozenset[str]]]:
+def limits() -> list[float]:
+    """The time in seconds that each attempt may take for a step."""
+    return []
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch, limits: list[float]) -> Callable[[Answer], list[frozenset[str]]]:
     """Return a function that replaces attempts: by fault, lateness and seconds for the variables that are not set."""
     clock = Clock()
     monkeypatch.setattr(transfer_proof, "time", clock)
@@ -41,6 +48,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[frozens
             prover: Prover, backend: str, memory: Any, settings: Any, unset: Collection[str] = ()
         ) -> TransferProof:
             tried.append(frozenset(unset))
+            limits.append(settings.timeout)
             fault, late, seconds = answer(frozenset(unset))
             clock.now += seconds
             return TransferProof(backend, str(memory), fault, late=late)
@@ -119,7 +127,20 @@ def test_search_ends_in_time_and_blames_what_it_has_seen(
     tried = attempts(lambda unset: ("" if {"UCX_X3", "UCX_X9"} <= unset else "refused", False, 6.0))
     proof = prove()
     assert {"UCX_X3", "UCX_X9"} <= set(proof.variables)
-    assert len(tried) <= 6
+    assert len(tried) == 5, "the last begins within 20 s of the search"
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(0.1, 5.0), (1.0, 20.0), (4.0, 60.0)])
+def test_an_attempt_of_a_search_may_take_far_longer_than_needed(
+    attempts: Callable[[Answer], list[frozenset[str]]], limits: list[float], monkeypatch: pytest.MonkeyPatch,
+    seconds: float, limit: float,
+) -> None:  # fmt: skip
+    for name in ("UCX_TLS", "UCX_NET_DEVICES"):
+        monkeypatch.setenv(name, "x")
+    attempts(lambda unset: ("" if "UCX_TLS" in unset else "refused", False, seconds))
+    assert prove().culprits == (("UCX_TLS", "x"),)
+    assert limits[:2] == [60.0, 60.0]
+    assert set(limits[2:]) == {limit}
 
 
 def test_secret_of_an_unknown_variable_is_hidden(
@@ -148,6 +169,14 @@ def test_each_backend_that_moves_host_memory_is_tried_with_gpus(
     assert [(proof.backend, proof.memory) for proof in proofs] == [
         *of_host, ("UCX", "VRAM:VRAM"), ("LIBFABRIC", "VRAM:VRAM")
     ]  # fmt: skip
+
+
+def test_a_backend_without_this_memory_has_no_proof(attempts: Callable[[Answer], list[frozenset[str]]]) -> None:
+    def refuse(unset: frozenset[str]) -> tuple[str, bool, float]:
+        raise NotApplicableError("it does not have this memory")
+
+    attempts(refuse)
+    assert ProofsInAdvance(["POSIX", "UCX"]).results(gpus=True) == ()
 
 
 def test_prover_that_was_stopped_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.agent import Agents, NixlAgent
 
 
 class NotedAgent(NixlAgent):
@@ -51,3 +53,18 @@ def test_only_a_buffer_in_host_memory_is_requested_with_pages(memory: str, pages
     agent.worker = cast("Any", SimpleNamespace(request=lambda _, **arguments: requests.append(arguments)))
     agent.request_buffer(64, memory, pages=pages)
     assert requests[0].get("pages") == sent
+
+
+def test_a_requested_buffer_is_that_of_its_side(
+    agents: Agents, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent: Any = agents.start("one")
+    monkeypatch.setattr(agent, "allocate", lambda size, memory, *, device: (memory, device))
+    for pairs, initiator, expected in (
+        ("DRAM:VRAM", True, ("DRAM", 1)), ("DRAM:VRAM", False, ("VRAM", 2)), ("DRAM:FILE", False, ("DRAM", 2)),
+        ("DRAM:DRAM VRAM:DRAM VRAM:VRAM", True, ("VRAM", 1)), ("DRAM:DRAM VRAM:DRAM VRAM:VRAM", False, ("DRAM", 2)),
+    ):  # fmt: skip
+        agents.settings = make_settings(memory=tuple(map(MemoryPair.parse, pairs.split())), devices=DevicePair(1, 2))
+        assert agent.allocate_asked(64, initiator=initiator) == expected
+    agents.settings = make_settings(memory=(MemoryPair("VRAM", "VRAM"),), devices=None)
+    assert agent.allocate_asked(64) == ("VRAM", 0)

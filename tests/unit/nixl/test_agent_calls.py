@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.nixl_releases import numbers
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, TransferTelemetry
@@ -54,6 +56,21 @@ def test_our_methods_are_those_of_the_installed_nixl(agent: NixlAgent) -> None:
     of_lists = {name for names in theirs["lists"].values() for name in names}
     assert {name for name in of_lists if not name.startswith("_")} | {"__getitem__", "__setitem__"} == methods
     assert set(theirs["telemetry"]) == set(TransferTelemetry.__dataclass_fields__)
+
+
+def test_each_argument_reaches_its_parameter_of_nixl() -> None:
+    sent: dict[str, Any] = {}
+    answer = dict.fromkeys(TransferTelemetry.__dataclass_fields__, 0)
+    calls = AgentCalls()
+    calls.ref = Ref(1, "agent")
+    calls.worker = cast(Any, SimpleNamespace(call=lambda _, **given: sent.update(given) or answer))
+    values: dict[str, Any] = {
+        "backend": "UCX", "backends": ["UCX"], "initParams": {"a": "1"}, "local_indices": [1], "remote_indices": [2]
+    }  # fmt: skip
+    for name, parameters in public_methods(AgentCalls).items():
+        given = {parameter: values.get(parameter, Ref(2, parameter)) for parameter, *_ in parameters}
+        getattr(calls, name)(**given)
+        assert (sent["method"], dict(zip(given, sent["arguments"], strict=False)) | sent["keywords"]) == (name, given)
 
 
 def test_descriptor_lists_have_the_methods_of_nixl_s(agent: NixlAgent) -> None:

@@ -232,6 +232,36 @@ def test_a_rewrite_names_the_same_host_and_port_or_is_empty(text: str, rewrite: 
     assert rewrite or "http://HOST:PORT" in explanation.remedy
 
 
+@pytest.mark.parametrize(
+    ("texts", "fault"),
+    [
+        ("dns:h:1 ipv4:h:1 ipv6:[::1]:1 xds:h:1 dns:///h:1 xds:///h:1", "is an address in gRPC's own form"),
+        ("unix:s unixs:s unix:///s", "names a socket file"),
+        ("'h:1' h:1\"", "has quotes"),
+        ("http://http://h:1 a://b://h:1", "has two schemes"),
+        ("[::1:1", "has a bracket that is not closed"),
+        ("http:/h:1 HTTPS//h:1", "has a scheme that is not followed by ://"),
+        ("h:1/", "ends with a slash"),
+        ("h:1/a h:1//", "has the path '/"),
+        ("h:1?a", "has the path '?a'"),
+        ("h:1#a", "has the path '#a'"),
+        (":1 http://:1", "names no host before its port"),
+        ("h http://h", "names no port"),
+        ("xdns:h h:x h:1x2", "has the port '"),
+    ],
+)
+def test_what_is_wrong_with_the_form_of_a_member_is_named(texts: str, fault: str) -> None:
+    for text in texts.split(" "):
+        assert explain(text, suppose).nixl.reason.startswith(f"{text!r} {fault}")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("http://é😀:1", None), ("a\\b:1", None), ("a\x1b\u2028:1", "a\\x1b\\u2028:1")]
+)
+def test_only_what_is_not_printable_is_escaped(text: str, shown: str | None) -> None:
+    assert explain(text, suppose).text == (shown or text)
+
+
 def test_an_invalid_port_is_named_and_not_replaced() -> None:
     remedy = explain("http://h:99999", suppose).remedy
     assert "the port '99999' is invalid" in remedy
@@ -242,6 +272,7 @@ def test_an_invalid_port_is_named_and_not_replaced() -> None:
 def test_a_hundred_members_are_summarized() -> None:
     same, different = (",".join(f"http://127.0.0.1:{2379 + step * number}" for number in range(100)) for step in (0, 1))
     assert explain(same).nixl.reason == "it contacts 127.0.0.1:2379"
+    assert explain(same).nixl.contacts == (Address("127.0.0.1", 2379),)
     reading = explain(different).nixl
     assert len(reading.contacts) == 100
     assert reading.reason.endswith("127.0.0.1:2386 and 92 more")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -57,6 +58,28 @@ def test_a_file_says_whether_the_page_cache_or_the_storage_is_measured(
     monkeypatch.setattr(files, "file_system", lambda *_: system)
     FileBuffer(4096, str(tmp_path), alignment).free()
     assert capfd.readouterr().err == f"pytest-nixl: file {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [((), "direct"), ((os.O_TMPFILE,), "direct"), ((os.O_DIRECT,), "cached"), ((os.O_TMPFILE, os.O_DIRECT), "cached")],
+)
+def test_a_file_system_may_refuse_files_without_name_or_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    refused: tuple[int, ...], message: str,
+) -> None:  # fmt: skip
+    opened = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if any(flags & flag == flag for flag in refused):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return opened(path, flags & ~os.O_DIRECT, mode)
+
+    monkeypatch.setattr(files, "file_system", lambda *_: "ext4")
+    monkeypatch.setattr(os, "open", refuse)
+    FileBuffer(4096, str(tmp_path), 4096).free()
+    assert capfd.readouterr().err == f"pytest-nixl: file {message}/ext4\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bytes_are_read_from_the_storage_and_not_from_the_page_cache(

@@ -89,6 +89,26 @@ def test_libfabric_that_is_too_old_is_not_chosen(tmp_path: Path) -> None:
         choose([old], plugin, "nixl-cu12 1.5.0")
 
 
+def test_all_that_a_libfabric_lacks_is_named_in_order(tmp_path: Path) -> None:
+    lacking = [f"FABRIC_1.{minor}" for minor in range(7, 17)]
+    plugin, old = library(tmp_path / "p.so", *reversed(lacking)), library(tmp_path / "old.so", "FABRIC_1.0")
+    with pytest.raises(LibraryError) as caught:
+        choose([old], plugin, "nixl-cu12 1.5.0")
+    assert caught.value.reason.endswith(f"the symbol version {', '.join(lacking)}")
+
+
+@pytest.mark.parametrize("known", LIBRARIES, ids=lambda library: library.usual)
+def test_the_usual_soname_is_one_that_is_searched(known: RequiredLibrary, tmp_path: Path) -> None:
+    assert needed(library(tmp_path / "p.so", known.usual)) == [(known, known.usual)]
+    assert needed(library(tmp_path / "p.so", known.usual.replace(".", "-", 1))) == []
+
+
+def test_a_worker_logs_the_addresses_of_its_interfaces(capsys: pytest.CaptureFixture[str]) -> None:
+    with BACKEND.creating():
+        assert capsys.readouterr().err == ""
+    assert "pytest-nixl: interface lo 127.0.0.1\n" in capsys.readouterr().err
+
+
 def test_symbol_version_of_no_released_libfabric_is_reported_with_the_nixl_that_needs_it(tmp_path: Path) -> None:
     plugin = library(tmp_path / "p.so", "FABRIC_1.0", "FABRIC_1.10")
     new = library(tmp_path / "new.so", "FABRIC_1.0", "FABRIC_1.9")
@@ -189,4 +209,4 @@ def test_rows_of_two_backends_are_compared() -> None:
 def test_unsupported_backend_is_refused_with_its_reason() -> None:
     with pytest.raises(ValueError, match=r"'gds' .*: it needs a GPU"):
         parse_backends("gds")
-    assert parse_backends("ucx,Libfabric") == ("UCX", "LIBFABRIC")
+    assert parse_backends(" ucx , Libfabric ") == ("UCX", "LIBFABRIC")

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.nixl.worker.devices import WorkerGpu, nvidia
-from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, driver_fault
+from pytest_nixl.nixl.worker.devices import WorkerGpu, nvidia, shortest
+from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, _Room, driver_fault
 
 
 @pytest.mark.parametrize(
@@ -112,3 +113,54 @@ def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, bl
     [(function, *shape, arguments, extra)] = launched
     assert (function, shape, extra) == ("nixl_fill", [blocks, 1, 1, 256, 1, 1, 0, 0], 0)
     assert arguments[0] == (4096, size, 8192, 0, 0)
+
+
+class AnyDriver:
+    """Bindings of which each function succeeds. A double, because this machine may have no GPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: (0, 640)
+
+
+def test_the_time_of_a_kernel_is_in_seconds() -> None:
+    gpu = WorkerGpu(0, "", "10" * 16, "0000:1a:00.0")
+    assert 0 < DriverDevice(AnyDriver(), gpu).kernel_seconds() < 60
+
+
+def test_a_driver_that_starts_is_used_and_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = AnyDriver()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", cast(Any, driver))
+    assert isinstance(nvidia.find(), nvidia.CudaDriver)
+    for name, result in {"cuInit": (999,), "cuGetErrorName": (0, b"CUDA_ERROR_UNKNOWN")}.items():
+        setattr(driver, name, lambda *_, result=result: result)
+    with pytest.raises(NotApplicableError, match=r"no NVIDIA driver|does not start: CUDA_ERROR_UNKNOWN"):
+        nvidia.find()
+
+
+def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [0.0]
+    kernels = iter((9.0, 4.0, 2.5, 3.0, 8.0))
+    monkeypatch.setattr("pytest_nixl.nixl.worker.devices.time", SimpleNamespace(perf_counter=lambda: sum(times)))
+    assert shortest(lambda: times.append(next(kernels))) == 2.5
+
+
+@pytest.mark.parametrize(("size", "fails"), [(0, False), (4, False), (16, False), (16, True)])
+def test_room_on_a_device_holds_the_words_and_is_given_back(size: int, fails: bool) -> None:
+    """The driver is a double, because the stand-in of ``test_vram.py`` cannot fail at one copy."""
+    calls: list[tuple[object, ...]] = []
+
+    def driver(function: str, *arguments: object) -> None:
+        calls.append((function, *arguments))
+        if fails and function == "cuMemcpyHtoD":
+            raise RuntimeError("no copy")
+
+    def reserve(size: int) -> int:
+        calls.append(("reserve", size))
+        return 640
+
+    device: Any = SimpleNamespace(_call=driver, reserve=reserve)
+    array = SimpleNamespace(nbytes=size, ctypes=SimpleNamespace(data=7))
+    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext(), _Room(device, array) as address:
+        assert address == 640
+    copied = [("cuMemcpyHtoD", 640, 7, size)] if size else []
+    assert calls == [("reserve", max(8, size)), *copied, ("cuMemFree", 640)]

@@ -19,6 +19,7 @@ from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.worker.files import file_system
 from pytest_nixl.nixl.worker.transfer import Transfers, stamps_for
 from pytest_nixl.processes.worker_errors import WorkerError
@@ -63,6 +64,21 @@ def test_other_suites_skip_checks_that_storage_cannot_run() -> None:
     skipped = re.findall(r"^NOT-APPLICABLE (.+?): --nixl-backend=POSIX .* storage", done.output, re.MULTILINE)
     assert len(skipped) == 1
     assert "metadata-by-etcd" in skipped[0].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("backend", "log", "transports"),
+    [
+        ("POSIX", "pytest-nixl: file direct/ext4\npytest-nixl: file memory/tmpfs\n", ("memory/tmpfs",)),
+        ("OBJ", "pytest-nixl: objects http/h:1\npytest-nixl: objects https/h:2\n", ("https/h:2",)),
+        ("POSIX", "x pytest-nixl: file direct/ext4\npytest-nixl: file direct/ext4 x\n", ()),
+        ("OBJ", "x pytest-nixl: objects http/h:1\npytest-nixl: objects http/h:1 x\n", ()),
+    ],
+)
+def test_the_last_line_of_a_worker_says_how_storage_is_reached(
+    backend: str, log: str, transports: tuple[str, ...]
+) -> None:
+    assert BACKENDS[backend].transports(log, "WRITE", 4096) == transports
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])

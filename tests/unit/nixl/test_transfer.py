@@ -6,7 +6,6 @@ The agents are doubles, because only they can give each poll a known answer.
 
 from __future__ import annotations
 
-import itertools
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -481,9 +480,8 @@ def test_both_ends_take_turns_between_the_timed_windows() -> None:
 
 @pytest.mark.parametrize(("seconds", "turns"), [(0.0001, 99), (0.01, 9)])
 def test_turns_take_a_twentieth_of_a_long_row(monkeypatch: pytest.MonkeyPatch, seconds: float, turns: int) -> None:
-    ticks = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: seconds * next(ticks))  # twice a turn
     sender = TurnedInitiator([0.001])
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds * len(sender.turned))
     windows = timed(sender, end=ScriptedEnd(), duration=0.8)["windows"]
     assert len(windows) == 100
     assert abs(len(sender.turned) - turns) <= 2

@@ -15,11 +15,8 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers import gpu_standin
@@ -35,8 +32,7 @@ from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends.libraries import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import require_gpu
-from pytest_nixl.nixl.worker.devices import make_ptx, shortest
-from pytest_nixl.nixl.worker.devices.nvidia import _Room
+from pytest_nixl.nixl.worker.devices import make_ptx
 from pytest_nixl.nixl.worker.memory import TILE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -105,12 +101,6 @@ def test_worker_without_a_gpu_reports_the_reason_in_one_sentence(without: NixlAg
         without.gpus()
     with pytest.raises(WorkerError, match="HBM: expected DRAM, VRAM, FILE or OBJ"):
         without.worker.call("allocate", size=1, memory_type="HBM")
-
-
-def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter((0.0, 9.0, 10.0, 14.0, 20.0, 22.5, 30.0, 33.0, 40.0, 48.0))
-    monkeypatch.setattr("pytest_nixl.nixl.worker.devices.time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert shortest(lambda: None) == 2.5
 
 
 def test_variable_that_hides_every_gpu_is_named(started: Agents, driver: dict[str, str]) -> None:
@@ -445,25 +435,3 @@ def test_ptx_is_assembled_for_every_gpu_generation(target: str, tmp_path: Path) 
     out = tmp_path / "kernels.cubin"
     subprocess.run([_ptxas(), f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.PTX)], check=True)
     assert b"nixl_compare" in out.read_bytes()
-
-
-@pytest.mark.parametrize(("size", "fails"), [(0, False), (4, False), (16, False), (16, True)])
-def test_room_on_a_device_holds_the_words_and_is_given_back(size: int, fails: bool) -> None:
-    """The driver is a double, because the stand-in cannot fail at one copy."""
-    calls: list[tuple[object, ...]] = []
-
-    def driver(function: str, *arguments: object) -> None:
-        calls.append((function, *arguments))
-        if fails and function == "cuMemcpyHtoD":
-            raise RuntimeError("no copy")
-
-    def reserve(size: int) -> int:
-        calls.append(("reserve", size))
-        return 640
-
-    device: Any = SimpleNamespace(_call=driver, reserve=reserve)
-    array = SimpleNamespace(nbytes=size, ctypes=SimpleNamespace(data=7))
-    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext(), _Room(device, array) as address:
-        assert address == 640
-    copied = [("cuMemcpyHtoD", 640, 7, size)] if size else []
-    assert calls == [("reserve", max(8, size)), *copied, ("cuMemFree", 640)]

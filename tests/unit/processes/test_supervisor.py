@@ -474,6 +474,7 @@ def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path, monkeypatc
         pass
     assert f": {folder}/pytest-nixl-" in caught.value.reason
     assert caught.value.reason.endswith(": File name too long")
+    assert "\n" not in caught.value.reason
 
 
 def test_a_directory_with_a_line_break_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,14 @@ from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
 from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost, LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
-from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, close_parent, parent_of_workers
+from pytest_nixl.processes.worker_parent import (
+    BLAS_THREADS,
+    FORK,
+    ForkedWorker,
+    close_parent,
+    fork_worker,
+    parent_of_workers,
+)
 from pytest_nixl.processes.worker_process import Worker
 
 Start = Callable[..., Worker]
@@ -262,6 +269,22 @@ def test_a_variable_that_is_read_first_needs_an_executed_worker(start: Start, na
     worker = start(**{name: value})
     assert not forked(worker)
     assert f"{name}={value}\0" in Path(f"/proc/{worker.pid}/environ").read_text()
+
+
+def test_each_variable_that_is_read_first_forbids_a_fork(start: Start, tmp_path: Path) -> None:
+    assert forked(start())
+    environment = {BLAS_THREADS: "1", **os.environ}
+    names = ("LD_BIND_NOW", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "PYTHONHASHSEED", "OPENBLAS_CORETYPE", "LC_ALL",
+             "GOTO_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NPY_PROMOTION_STATE",
+             "NUMPY_MADVISE_HUGEPAGE", "LANG", "LANGUAGE", "LOCPATH", "TZ")  # fmt: skip
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "log").open("wb") as log:
+        for name in names:
+            assert fork_worker(supervisor(), theirs, log, {**environment, name: "another"}) is None, name
+        worker = fork_worker(supervisor(), theirs, log, {**environment, "MY_LD_BIND_NOW": "another"})
+        assert worker is not None
+        worker.kill()
+        worker.wait()
 
 
 def test_other_limits_need_an_executed_worker(start: Start) -> None:

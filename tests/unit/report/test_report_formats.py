@@ -437,7 +437,9 @@ def test_a_real_run_writes_every_report_and_a_valid_junit_file(tmp_path: Path) -
     assert len(reports[1].read_text().splitlines()) == 2
     assert len(list(text_string_to_metric_families(reports[2].read_text()))) >= 6
     junit_suite(tmp_path / "junit.xml")
-    assert '<property name="nixl_image" value="registry/nixl:7"' in (tmp_path / "junit.xml").read_text()
+    junit = (tmp_path / "junit.xml").read_text()
+    assert '<property name="nixl_image" value="registry/nixl:7"' in junit
+    assert 'classname="pytest_nixl.suites.bandwidth.test_bandwidth"' in junit
 
 
 def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
@@ -11,7 +12,10 @@ import pytest
 from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.check_result import restore_outcome
+from pytest_nixl.session.outcome import JUDGEMENT, NixlWarning, conclude
 from pytest_nixl.session.selection import suites_folder
 
 GATE = "--nixl-gate"
@@ -63,6 +67,30 @@ def test_a_check_ends_as_it_ended_and_a_plugin_may_only_add_a_failure(
     report = pytest.TestReport("t.py::test", ("t.py", 1, "test"), {}, made, None, "call")
     restore_outcome(request.node, cast(Any, SimpleNamespace(excinfo=excinfo)), report)
     assert report.outcome == ("failed" if made == "failed" else ended)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ended", "with_gate"),
+    [
+        ("PASS", "", ""),
+        ("WARN", "warn", "warn"),
+        ("INCONCLUSIVE", "warn", "fail"),
+        ("NOT-APPLICABLE", "skip", "skip"),
+        ("FAIL", "fail", "fail"),
+    ],
+)
+def test_a_test_ends_as_its_verdict_demands(verdict: str, ended: str, with_gate: str) -> None:
+    ends: dict[str, Any] = {
+        "": nullcontext(),
+        "warn": pytest.warns(NixlWarning, match="it is so"),
+        "skip": pytest.raises(pytest.skip.Exception, match="it is so"),
+        "fail": pytest.raises(pytest.fail.Exception, match="it is so"),
+    }
+    item = SimpleNamespace(stash=pytest.Stash(), get_closest_marker=lambda name: None)
+    for gate, end in ((False, ended), (True, with_gate)):
+        with ends[end]:
+            conclude(cast(Any, item), Judgement(Verdict(verdict), "it is so"), load_profile("loopback"), gate=gate)
+        assert item.stash[JUDGEMENT].verdict == verdict
 
 
 def test_a_check_that_passes_although_a_strict_xfail_expects_a_failure_passes(pytester: pytest.Pytester) -> None:

@@ -12,8 +12,10 @@ from helpers.records import ROW
 
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
+from pytest_nixl.model.settings import AlternateImage
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session import check_result
+from pytest_nixl.session.record_writer import other_run
 from pytest_nixl.session.run import LiveRecord
 
 SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
@@ -104,3 +106,14 @@ def test_tests_that_follow_each_other_at_once_share_a_reading_of_the_load(monkey
     readings[0].seconds = 1.0
     check_result.watch_load(items[2])
     assert [readings.index(item.stash[check_result._LOAD]) for item in items] == [0, 0, 1]
+
+
+def test_the_other_image_has_its_own_variables_and_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "info", "NIXL_IMAGE_DIGEST": "sha256:88"}.items():
+        monkeypatch.setenv(name, value)
+    run: Any = SimpleNamespace(record=LiveRecord())
+    against = AlternateImage("nixl:1", ("env", "UCX_TLS=rc=x", "MY_TOKEN=hunter22", "python"))
+    provenance = other_run(run, against).provenance
+    assert (provenance.image.reference, provenance.image.digest) == ("nixl:1", "")
+    assert {"UCX_TLS": "rc=x", "UCX_LOG_LEVEL": "info"}.items() <= provenance.environment.items()
+    assert provenance.environment["(started with)"] == "env UCX_TLS=rc=x 'MY_TOKEN=***' python"

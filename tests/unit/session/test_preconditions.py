@@ -9,10 +9,15 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import NOT_BUSY, Finished, run
 from helpers.cli_run import profile as write_profile
+
+from pytest_nixl.session.preconditions import Preconditions
+from pytest_nixl.session.run import LiveRecord
 
 #: Nothing listens on port 1.
 NOTHING = "http://127.0.0.1:1"
@@ -145,3 +150,58 @@ def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path)
     assert "the check 'rdma-devices'" in ended(done[0])
     assert done[0].verdicts == {}
     assert "MISSING: whole-run: the run ended because the check 'rdma-devices'" in done[1].output
+
+
+#: Tests by name, in the order of the command line: suite, file and check.
+ITEMS = {
+    "row": ("bandwidth", "test_bandwidth.py", "bandwidth"),
+    "cores": ("infrastructure", "test_machine.py", "cores"),
+    "form": ("uri_validation", "test_deployment.py", "endpoints-well-formed"),
+    "etcd": ("infrastructure", "test_etcd.py", "etcd-answers"),
+    "health": ("uri_validation", "test_deployment.py", "endpoints-healthy"),
+    "nixl": ("infrastructure", "test_nixl.py", "nixl-imports"),
+}
+
+
+@pytest.mark.parametrize(
+    ("failed", "keep_going", "last", "named"),
+    [
+        ("", False, "row", ""),
+        ("cores row health", False, "row", ""),
+        ("nixl etcd", False, "nixl", "'nixl' failed, which the profile .* requires: 5 tests did not run; see above"),
+        ("etcd", False, "etcd", "'etcd' failed, .*: 4 tests did not run"),
+        ("form", False, "health", "'form' failed, .*: 2 tests did not run"),
+        ("etcd form", True, "row", ""),
+    ],
+)
+def test_only_a_required_check_that_fails_ends_the_run(
+    tmp_path: Path, failed: str, keep_going: bool, last: str, named: str
+) -> None:
+    required = "['etcd-answers', 'nixl-imports', 'endpoints-well-formed', 'bandwidth']"
+    path = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required=required)
+    run = SimpleNamespace(
+        collected=SimpleNamespace(used=True), parallel=False, usable=True, record=LiveRecord(),
+        settings=SimpleNamespace(profile=str(path), keep_going=keep_going),
+    )  # fmt: skip
+    items = [
+        SimpleNamespace(
+            nodeid=name,
+            path=Path("suites", suite, file),
+            get_closest_marker=lambda _, check=check: SimpleNamespace(args=(check,)),
+        )
+        for name, (suite, file, check) in ITEMS.items()
+    ]
+    session = SimpleNamespace(shouldfail="")
+    plugin = Preconditions(cast(Any, run))
+    plugin.pytest_collection_modifyitems(cast(Any, session), cast(Any, items))
+    assert [item.nodeid for item in items] == ["nixl", "etcd", "form", "health", "cores", "row"]
+    ended = ""
+    for ended in (item.nodeid for item in items):
+        report = SimpleNamespace(nodeid=ended, failed=ended in failed.split())
+        plugin.pytest_runtest_logreport(cast(Any, report))
+        plugin.pytest_runtest_logfinish(ended)
+        if session.shouldfail:
+            break
+    assert ended == last
+    assert re.search(named, session.shouldfail)
+    assert bool(run.record.interrupted or session.shouldfail) is bool(named)

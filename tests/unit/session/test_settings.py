@@ -16,7 +16,7 @@ from pytest_nixl.model.kv_cache import GENERIC, KV_MODELS
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, OPTIONS, AlternateImage, Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice, RankPairing
-from pytest_nixl.session.given_options import given_options
+from pytest_nixl.session.given_options import given_options, printable_error
 from pytest_nixl.session.settings import read_settings, setting_lines
 
 SECRET = "hunter2"
@@ -421,6 +421,15 @@ def test_given_options_hide_secrets(pytester: pytest.Pytester) -> None:
         "--nixl-profile": "own.toml",
         "--nixl-gate": "yes",
     }
+
+
+@pytest.mark.parametrize("how", ["option", "ini", "both"])
+def test_a_refusal_hides_what_the_options_hide(pytester: pytest.Pytester, how: str) -> None:
+    hidden = {"etcd_user": f"root:{SECRET}", "s3": f"http://me:0-{SECRET}@h:1"}
+    other = {name: f"{text}-2" for name, text in hidden.items()}
+    config = configure(pytester, *{"option": (hidden, {}), "ini": ({}, hidden), "both": (hidden, other)}[how])
+    refusal = pytest.UsageError(f"{SECRET} is wrong\x1b", f"0-{SECRET}")
+    assert printable_error(config, refusal) == ("*** is wrong\\x1b", "***")
 
 
 def test_each_setting_in_the_header_can_be_typed(pytester: pytest.Pytester) -> None:
