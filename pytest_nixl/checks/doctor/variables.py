@@ -228,29 +228,30 @@ def provider_there(facts: Facts, expected: Requirements) -> Judgement:
     text = facts.environment.get("FI_PROVIDER")
     if not text:
         return passed("FI_PROVIDER is not set: NIXL chooses the provider")
+    # libfabric compares names without regard to case and skips empty ones, but a blank is a part of a name.
     if text.startswith("^"):
-        shut = "efa" in text.removeprefix("^").split(",") and bool(facts.efa)
+        shut = "efa" in text.removeprefix("^").lower().split(",") and bool(facts.efa)
         if shut:
             return failed(f"FI_PROVIDER={text} excludes EFA, but this host has EFA", "unset FI_PROVIDER")
         return passed(f"FI_PROVIDER={text}")
-    names = [part.partition(";")[0].strip() for part in text.split(",")]
-    strange = [
-        name for name in names if name.lower() not in _PROVIDERS.split() and not name.startswith(("ofi_", "off_"))
-    ]
+    names = [part.partition(";")[0] for part in text.split(",") if part]
+    chosen = [name.lower() for name in names]
+    known = _PROVIDERS.split()
+    strange = [name for name in names if name.lower() not in known and not name.lower().startswith(("ofi_", "off_"))]
     if strange:
-        near = get_close_matches(strange[0].lower(), _PROVIDERS.split(), n=1)
+        near = get_close_matches(strange[0].lower(), known, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return failed(
             f"FI_PROVIDER={text}: libfabric has no provider {named(strange)}{hint}", "correct or unset FI_PROVIDER"
         )
-    if any(name.startswith("efa") for name in names) and not facts.efa:
+    if any(name.startswith("efa") for name in chosen) and not facts.efa:
         return failed(
             f"FI_PROVIDER={text}, but this host has no EFA",
             "unset FI_PROVIDER, or give the pod its EFA devices",
         )
-    if "verbs" in names and not facts.rdma:
+    if "verbs" in chosen and not facts.rdma:
         return failed(f"FI_PROVIDER={text}, but this host has no RDMA device", "unset FI_PROVIDER")
-    if facts.efa and not any(name.startswith("efa") for name in names):
+    if facts.efa and not any(name.startswith("efa") for name in chosen):
         return failed(
             f"FI_PROVIDER={text} excludes EFA, but this host has EFA", "unset FI_PROVIDER, or set FI_PROVIDER=efa"
         )

@@ -630,6 +630,10 @@ def test_a_side_channel_may_listen_at_this_host(host: str, tree: Tree, wanted: R
         (nvlinks(0, gpus=1), Verdict.PASS),  # a virtual machine with one of eight
         (nvlinks(12, "NVIDIA A100-SXM4-80GB"), Verdict.PASS),
         (nvlinks(4, "NVIDIA A100-SXM4-80GB"), WARN),
+        (nvlinks(8, "NVIDIA A800-SXM4-80GB"), Verdict.PASS),
+        (nvlinks(7, "NVIDIA A800-SXM4-80GB"), WARN),
+        *((nvlinks(18, name), Verdict.PASS) for name in ("NVIDIA B200", "NVIDIA H20", "NVIDIA H200")),
+        *((nvlinks(17, name), WARN) for name in ("NVIDIA B200", "NVIDIA H20", "NVIDIA H200")),
         (nvlinks(12, "NVIDIA H100 PCIe"), Verdict.PASS),
         (nvlinks(12, "NVIDIA H200 NVL"), Verdict.PASS),
     ],
@@ -833,6 +837,58 @@ def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(tree: Tree, tmp_p
     tree.remove("/sys/class/infiniband")
     facts = facts_of(tree)
     assert judged("loopback").remedy.endswith("(pytest-nixl doctor: --profile): tcp-loopback")
+
+
+@pytest.mark.parametrize(
+    ("value", "has_efa", "verdict"),
+    [
+        *(
+            (value, True, Verdict.PASS)
+            for value in ("efa", "EFA", "tcp,Efa", "efa;ofi_rxd,tcp", "efa-direct,OFI_RXM", ",efa,")
+        ),
+        *((value, True, FAIL) for value in ("tcp", "^efa", "^tcp,EFA", "tcp, efa", "efa, tcp", ",", "efa,tpc")),
+        *((value, True, Verdict.PASS) for value in ("^tcp", "^tcp, efa", "^efa-direct")),
+        *((value, False, FAIL) for value in ("efa", "tcp,EFA", "verbs", "tcp,Verbs;ofi_rxm")),
+        *((value, False, Verdict.PASS) for value in ("", "tcp", "^efa", "tcp,sockets;ofi_rxm")),
+    ],
+)
+def test_a_list_of_providers_is_read_as_libfabric_reads_it(
+    value: str, has_efa: bool, verdict: Verdict, tree: Tree, wanted: Requirements
+) -> None:
+    """Letters may be small or capital, but a blank is a part of the name."""
+    variable("FI_PROVIDER", value)(tree)
+    if not has_efa:
+        tree.remove("/sys/class/infiniband")
+    judgement = checks()["provider-there"].judge(facts_of(tree), wanted)
+    assert judgement.verdict is verdict, judgement.reason
+
+
+#: How the names of variables end that no program reads, because a Dockerfile uses them.
+ENDS_OF_BUILDS = "DIR HOME PREFIX PATH ROOT VERSION VER REF REPO URL COMMIT BRANCH TAG SRC".split()
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        *((f"NIXL_BUILD_{end}", Verdict.PASS) for end in ENDS_OF_BUILDS),
+        ("NIXL_BUILD_SRC_2", WARN),
+        ("UCX_BUILD_SRC", Verdict.PASS),
+        ("NIXL_ETCD_ENDPOINT", FAIL),
+        # Names that set a value for several transports of UCX.
+        *((f"UCX_{name}_TX_MIN", Verdict.PASS) for name in ("RC", "RC_VERBS", "DC", "UD", "SRD", "IB")),
+        ("UCX_GGA_TX_MIN", FAIL),
+        ("UCX_IB_TX_MIM", FAIL),
+    ],
+)
+def test_a_variable_is_known_by_its_name_or_family(
+    name: str, verdict: Verdict, tree: Tree, wanted: Requirements
+) -> None:
+    transports = ("RC_VERBS", "RC_MLX5", "DC_MLX5", "UD_VERBS", "SRD")
+    ucx = ["UCX_TLS", *(f"UCX_{transport}_TX_MIN" for transport in transports)]
+    nixl(ucx_variables=ucx, unused={name: ""})(tree)
+    variable(name, "1")(tree)
+    judgement = checks()["variables-known"].judge(facts_of(tree), wanted)
+    assert judgement.verdict is verdict, judgement.reason
 
 
 def test_a_namespace_that_only_begins_with_a_slash_passes(tree: Tree, wanted: Requirements) -> None:
