@@ -121,14 +121,17 @@ def test_etcd_may_have_a_longer_name_but_not_another_port(tmp_path: Path, decode
     assert [result.verdict for result in results if result.rule.field == "NIXL_ETCD_ENDPOINTS"] == [verdict]
 
 
+@pytest.mark.parametrize("place", ["first", "between", "last"])
 @pytest.mark.parametrize(
     ("state", "verdict"), [("up", Verdict.FAIL), ("down", Verdict.PASS), ("unknown", Verdict.PASS)]
 )
-def test_only_an_interface_that_is_up_needs_the_same_mtu(state: str, verdict: Verdict) -> None:
+def test_only_an_interface_that_is_up_needs_the_same_mtu(state: str, verdict: Verdict, place: str) -> None:
     facts = facts_of("p5.48xl")
     nic = next(nic for nic in facts.nics if nic.state == "up" and nic.driver)
-    spare = replace(nic, name="spare0", state=state, mtu=1500)
-    network = replace(facts.network, nics=(*facts.network.nics, spare, replace(nic, name="spare1")))
+    odd = replace(nic, name="odd0", state=state, mtu=1500)
+    nics = {"first": (odd, nic, nic), "between": (nic, odd, nic), "last": (nic, nic, odd)}[place]
+    named = tuple(replace(nic, name=f"{nic.name}{number}") for number, nic in enumerate(nics))
+    network = replace(facts.network, nics=named)
     judgement = mtu(replace(facts, network=network), Requirements(profile(), ("UCX",)))
     assert judgement.verdict is verdict
 

@@ -21,6 +21,7 @@ from helpers.fake_sysfs import Tree, p5
 from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks, examine, result_lines
 from pytest_nixl.checks.doctor.check import Requirements, passed
+from pytest_nixl.core.resource_limits import MEMORY_REMEDY
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
@@ -889,6 +890,46 @@ def test_a_variable_is_known_by_its_name_or_family(
     variable(name, "1")(tree)
     judgement = checks()["variables-known"].judge(facts_of(tree), wanted)
     assert judgement.verdict is verdict, judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("lines", "remedy", "start"),
+    [
+        ([], "do this", "do this"),
+        (["odd"], "do this", "do this"),
+        (["odd"], "", "correct what UCX names"),
+        (["odd", "mmap: Cannot allocate memory"], "do this", MEMORY_REMEDY),
+        (["Too many open files", "odd"], "do this", "raise the limit of open files"),
+        (["Too many open files"], MEMORY_REMEDY, MEMORY_REMEDY),
+    ],
+)
+def test_the_remedy_of_a_backend_is_that_of_what_knows_most(
+    lines: list[str], remedy: str, start: str, tree: Tree, wanted: Requirements
+) -> None:
+    backend("LIBFABRIC", error="it refuses", memories=[], said=lines, remedy=remedy)(tree)
+    judgement = checks()["backend-loads"].judge(facts_of(tree), wanted)
+    assert judgement.remedy.startswith(start), judgement.remedy
+
+
+@pytest.mark.parametrize(
+    ("versions", "install"),
+    [
+        ((), "what is missing"),
+        (("A_1", ""), "the library"),
+        (("", "A_1"), "the library"),
+        (("", ""), "what is missing"),
+    ],
+)
+@pytest.mark.parametrize("driver", [True, False])
+def test_the_remedy_of_missing_libraries_is_that_of_all(
+    versions: tuple[str, ...], install: str, driver: bool, tree: Tree, wanted: Requirements
+) -> None:
+    lacks = missing("libcuda.so.1, which x needs" if driver else "libx.so.0, which x needs")
+    lacks += [lack for name in versions for lack in missing("liby.so.0", versions=tuple(filter(None, [name])))]
+    backend("UCX", error="no", missing=lacks)(tree)
+    remedy = checks()["plugin-libraries"].judge(facts_of(tree), wanted).remedy
+    assert remedy.startswith(f"install {install}")
+    assert ("comes with the host's driver" in remedy) is driver
 
 
 def test_a_namespace_that_only_begins_with_a_slash_passes(tree: Tree, wanted: Requirements) -> None:
