@@ -865,7 +865,25 @@ def test_a_list_of_providers_is_read_as_libfabric_reads_it(
 
 
 #: How the names of variables end that no program reads, because a Dockerfile uses them.
-ENDS_OF_BUILDS = "DIR HOME PREFIX PATH ROOT VERSION VER REF REPO URL COMMIT BRANCH TAG SRC".split()
+ENDS_OF_BUILDS = (
+    "DIR", "HOME", "PREFIX", "PATH", "ROOT", "VERSION", "VER", "REF", "REPO", "URL", "COMMIT", "BRANCH", "TAG", "SRC"
+)
+    "DIR",
+    "HOME",
+    "PREFIX",
+    "PATH",
+    "ROOT",
+    "VERSION",
+    "VER",
+    "REF",
+    "REPO",
+    "URL",
+    "COMMIT",
+    "BRANCH",
+    "TAG",
+    "SRC",
+]
+UCX_TRANSPORTS = ("RC_VERBS", "RC_MLX5", "RC_GDA", "DC_MLX5", "UD_VERBS", "UD_MLX5", "SRD")
 
 
 @pytest.mark.parametrize(
@@ -876,16 +894,16 @@ ENDS_OF_BUILDS = "DIR HOME PREFIX PATH ROOT VERSION VER REF REPO URL COMMIT BRAN
         ("UCX_BUILD_SRC", Verdict.PASS),
         ("NIXL_ETCD_ENDPOINT", FAIL),
         # Names that set a value for several transports of UCX.
-        *((f"UCX_{name}_TX_MIN", Verdict.PASS) for name in ("RC", "RC_VERBS", "DC", "UD", "SRD", "IB")),
-        ("UCX_GGA_TX_MIN", FAIL),
-        ("UCX_IB_TX_MIM", FAIL),
+        *((f"UCX_IB_OF_{name}", Verdict.PASS) for name in UCX_TRANSPORTS),
+        *((f"UCX_{name.partition('_')[0]}_OF_{name}", Verdict.PASS) for name in UCX_TRANSPORTS),
+        ("UCX_RC_OF_SRD", FAIL),
+        ("UCX_IB_OF_GGA", FAIL),
     ],
 )
 def test_a_variable_is_known_by_its_name_or_family(
     name: str, verdict: Verdict, tree: Tree, wanted: Requirements
 ) -> None:
-    transports = ("RC_VERBS", "RC_MLX5", "DC_MLX5", "UD_VERBS", "SRD")
-    ucx = ["UCX_TLS", *(f"UCX_{transport}_TX_MIN" for transport in transports)]
+    ucx = [f"UCX_{transport}_OF_{transport}" for transport in (*UCX_TRANSPORTS, "GGA")]
     nixl(ucx_variables=ucx, unused={name: ""})(tree)
     variable(name, "1")(tree)
     judgement = checks()["variables-known"].judge(facts_of(tree), wanted)

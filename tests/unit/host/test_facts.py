@@ -32,6 +32,7 @@ from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
 from pytest_nixl.host.software import library, ucx_warnings, unused_variables
+from pytest_nixl.host.system import Memlock
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import close_supervisor
@@ -318,8 +319,19 @@ def rates(facts: Facts, value: float) -> Facts:
     return replace(facts, rdma=(slow, *facts.rdma[1:]))
 
 
-def driver(facts: Facts, value: str) -> Facts:
-    return replace(facts, gpu=replace(facts.gpu, driver=Fact(value, "made by a test")))
+def interface_rate(facts: Facts, value: float) -> Facts:
+    nics = tuple(replace(nic, rate=value) for nic in facts.network.nics)
+    return replace(facts, network=replace(facts.network, nics=nics))
+
+
+def gpu(facts: Facts, **changes: object) -> Facts:
+    values = {name: Fact(value, "made by a test") for name, value in changes.items()}
+    return replace(facts, gpu=replace(facts.gpu, **values))  # type: ignore[arg-type]
+
+
+def host(facts: Facts, **changes: object) -> Facts:
+    values = {name: Fact(value, "made by a test") for name, value in changes.items()}
+    return replace(facts, host=replace(facts.host, **values))  # type: ignore[arg-type]
 
 
 SPACE = "NIXL_ETCD_NAMESPACE"
@@ -328,12 +340,25 @@ ODD: list[tuple[str, Callable[[Facts], Facts], str, str]] = [
     ("NIXL", lambda facts: software(facts, nixl="1.4.1"), "1.4.1", "1.5.0"),
     ("UCX", lambda facts: software(facts, ucx="1.19.0"), "1.19.0", "1.21.0"),
     ("libfabric", lambda facts: software(facts, libfabric="1.22"), "1.22", "2.3"),
-    ("the GPU driver", lambda facts: driver(facts, "550.54.15"), "550.54.15", "570.133.20"),
+    ("NIXL's package", lambda facts: software(facts, nixl_package="nixl-cu13"), "nixl-cu13", "nixl-cu12"),
+    ("Python", lambda facts: software(facts, python="3.9.1"), "3.9.1", "3.12.3"),
+    ("the EFA installer", lambda facts: software(facts, efa_installer="1.2"), "1.2", "1.43.2"),
+    ("the architecture", lambda facts: host(facts, architecture="aarch64"), "aarch64", "x86_64"),
+    ("the kernel", lambda facts: host(facts, kernel="5.4.0"), "5.4.0", "6.8.0-1030-aws"),
+    ("locked memory", lambda facts: host(facts, memlock=Memlock(65536, None, privileged=False)), "64 KiB", "unlimited"),
+    ("the GPU driver", lambda facts: gpu(facts, driver="550.54.15"), "550.54.15", "570.133.20"),
+    ("CUDA", lambda facts: gpu(facts, cuda="12.2"), "12.2", "12.8"),
+    ("DMA-BUF", lambda facts: gpu(facts, dma_buf=False), "False", "True"),
     ("the MTU of the interface of the default route", lambda facts: mtu(facts, 1500), "1500", "9001"),
     ("RDMA devices", lambda facts: rates(facts, 25e9 / 8), "31 at 100 Gb/s, 1 at 25 Gb/s", "32 at 100 Gb/s"),
     ("UCX_TLS", lambda facts: steering(facts, UCX_TLS="tcp"), "tcp", "not set"),
+    ("UCX_NET_DEVICES", lambda facts: steering(facts, UCX_NET_DEVICES="a:1"), "a:1", "not set"),
     (SPACE, lambda facts: steering(facts, **{SPACE: "/nixl/agents"}), "/nixl/agents", "/nixl/agents/ (the default)"),
 ]
+
+
+#: Differences that may be meant.
+MILD = {"Python", "the EFA installer", "the kernel", "DMA-BUF", "UCX_NET_DEVICES"}
 
 
 @pytest.mark.parametrize(("subject", "change", "odd", "usual"), ODD, ids=[case[0] for case in ODD])
@@ -343,11 +368,20 @@ def test_rank_that_differs_is_named(
     [finding] = compare_hosts([node, node, change(node), node])
     assert finding.subject == subject
     assert finding.odd == (2,)
-    assert finding.judgement.verdict is Verdict.FAIL
+    assert finding.judgement.verdict is (Verdict.WARN if subject in MILD else Verdict.FAIL)
     reason, node_text = finding.judgement.reason.split(";")[:2]
     assert f"rank 2 (node-a) has {odd}" in reason
     assert node_text.endswith(f"the other 3 have {usual}")
     assert finding.judgement.remedy
+
+
+def test_a_slower_interface_of_the_default_route_is_named(node: Facts) -> None:
+    hosts = [interface_rate(node, rate / 8) for rate in (25e9, 100e9, 100e9)]
+    [finding] = compare_hosts(hosts)
+    assert finding.judgement.reason == (
+        "the rate of the interface of the default route differs: rank 0 (node-a) has 25 Gb/s; the other 2 have 100 Gb/s"
+    )
+    assert compare_hosts([node, *hosts[1:]]) == (), "what is not known of a rank is not compared"
 
 
 def test_both_of_two_different_ranks_are_named(node: Facts) -> None:
