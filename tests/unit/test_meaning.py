@@ -428,11 +428,39 @@ def test_transports_for_gpu_memory_are_recognised(text: str, cuda: bool) -> None
         ("[1764000000.1] [node-a:1:0] ib.c:1 UCX  FATAL no device", True),
         ("[1764000000.1] [node-a:1:0] ib.c:1 UCX  WARN no device", False),
         ("W1128 10:00:00 worker.cpp] no", False),
+        ("Error: no", True),
+        ("Errors: 0", False),
+        ("Failed_rows: 0", False),
+        ("E112 10:00:00 no", False),
+        ("[a UCX  ERROR no", False),
+        ("\x1b[31mFailed to do\x1b[0m", True),
+        ("\x1b]0;a title\x07Failed to do", True),
+        ("\x1b]0;a title\x1b\\Failed to do", True),
+        ("\x1b]Failed to do", True),  # no end of a title
+        ("\x1b(Failed to do", True),
+        ("Failed to do\x1b", True),
     ],
 )
 def test_a_line_of_nixlbench_is_a_failure_or_a_warning(line: str, fails: bool) -> None:
     output = read_output(f"{line}\n")
     assert bool(output.faults) is fails
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("exit code 3", 3),
+        ("exit code: 3", 3),
+        ("Exit Status 139", 139),
+        *(
+            (line, None)
+            for line in ("exit 3", "exit: 3", "exit  3", "exit : 3", "exit codes 3", "an exit code 3", "exit code 3.")
+        ),
+    ],
+)
+def test_the_last_line_of_a_shell_is_the_exit_code_of_its_rank(line: str, code: int | None) -> None:
+    output = read_output(f"Init nixl worker, dev all rank 1, type target\n{line}\n")
+    assert dict(output.endings) == ({} if code is None else {1: code})
 
 
 def test_devices_of_the_pci_bus_are_counted_by_their_kind() -> None:

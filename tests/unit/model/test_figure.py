@@ -32,6 +32,8 @@ def test_a_figure_has_every_label_of_its_kind() -> None:
     ("unit", "value", "text"),
     [(SECONDS, 12.34, "12.3 s"), (SECONDS, 0.0631, "63.1 ms"), (SECONDS, 0.63149, "631 ms"), (SECONDS, 2e-5, "20 us"),
      (SECONDS, 2e-7, "0.2 us"), (BYTES, 1.764e6, "1.76 MB"), (BYTES, 612, "612 B"), (BYTES, 2500, "2.5 KB"),
+     (BYTES, 999, "999 B"), (BYTES, 1e3, "1 KB"), (BYTES, 1e6, "1 MB"), (BYTES, 1e9, "1 GB"),
+     (SECONDS, 1.0, "1 s"), (SECONDS, 1e-3, "1 ms"), (SECONDS, 1e-6, "1 us"), (SECONDS, -0.5, "-500 ms"),
      (PER_SECOND, 12345.6, "12346/s"), (BANDWIDTH, 1.234e10, "12.3 GB/s")],
 )  # fmt: skip
 def test_values_are_shown_with_their_unit(unit: Any, value: float, text: str) -> None:
