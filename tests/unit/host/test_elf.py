@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_libc_defines_versions() -> None:
     assert "GLIBC_2.17" in libc.defined
 
 
+def test_a_library_of_the_loaders_cache_is_found_in_any_folder() -> None:
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    lines = [line.strip().split(" (", 1) for line in listed.splitlines() if ") => " in line]
+    paths = {(soname, Path(rest.partition(") => ")[2])) for soname, rest in lines if "x86-64" in rest}
+    others = [pair for pair in paths if not str(pair[1]).startswith(("/lib", "/usr/lib"))]
+    for soname, path in sorted(others, key=lambda pair: pair[1].stat().st_size)[:3]:
+        found = find(soname, (), {})
+        assert found is not None
+        assert (soname, Path(found)) in paths, path
+
+
 def test_a_library_without_section_headers_is_read(library: ELFFile, tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     whole = read_elf(str(path))
@@ -80,6 +92,19 @@ def test_a_missing_library_is_named_with_who_needs_it(library: ELFFile, tmp_path
     read_elf.cache_clear()
     [lacking] = missing(str(path), {})
     assert (lacking.soname, lacking.needed_by, lacking.versions) == ("libc.so.0", str(path), ())
+
+
+def test_each_version_that_a_library_lacks_is_named(library: ELFFile, tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    content = path.read_bytes()
+    versions = {version for listed in read_elf(str(path)).versions.values() for version in listed}
+    assert len(versions) > 1
+    for version in versions:
+        strange = version[:-1] + "X"
+        path.write_bytes(content.replace(f"\0{version}\0".encode(), f"\0{strange}\0".encode()))
+        read_elf.cache_clear()
+        lacking = missing(str(path), {})
+        assert {(lack.needed_by, lack.versions) for lack in lacking} == {(str(path), (strange,))}
 
 
 @pytest.mark.parametrize(

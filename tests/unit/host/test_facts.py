@@ -33,6 +33,7 @@ from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
 from pytest_nixl.host.software import library, ucx_warnings, unused_variables
 from pytest_nixl.host.system import Memlock
+from pytest_nixl.host.ucx_rdma import other_abi
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import close_supervisor
@@ -158,7 +159,10 @@ def test_the_memory_of_each_numa_node_is_in_bytes(healthy: Tree, tmp_path: Path)
     for number in range(2):
         text = f"Node {number} MemTotal: {number + 1} kB\nNode {number} MemFree: 9 kB"
         tree.write(f"/sys/devices/system/node/node{number}/meminfo", text)
-    numa = gather(FactsRoot(tree.folder), environ={}).host.numa
+    tree.write("/proc/meminfo", "MemTotal: 4 kB\nMemFree: 9 kB\nMemAvailable: 3 kB")
+    host = gather(FactsRoot(tree.folder), environ={}).host
+    assert (host.memory.value, host.available.value) == (4096, 3072)
+    numa = host.numa
     assert [(each.number, each.memory) for each in numa] == [(0, 1024), (1, 2048)]
 
 
@@ -295,6 +299,20 @@ def test_warning_of_ucx_about_unused_variables_is_parsed() -> None:
     said = (" WARN  it is slow", " ERROR no device  ", " WARN  it is slow", " INFO  well")
     log += "".join(f"[1.5] [vm:3 :0]  ib.c:25 UCX {words}\n" for words in said)
     assert ucx_warnings(log) == ["it is slow", "no device"]
+
+
+def test_what_libibverbs_says_of_each_device_is_read() -> None:
+    text = "Driver {} does not support the kernel ABI of 3 (supports 1 to 1)"
+    log = "".join(
+        f"{start} {text.format(name)} for device {device}\n"
+        for start, name, device in (
+            ("libibverbs: Warning:", "efa", "/sys/class/infiniband_verbs/uverbs0"),
+            ("libibverbs: Warning:", "mlx5", "/sys/class/infiniband_verbs/uverbs1"),
+            ("libibverbs: Warning:", "mlx5", "/"),
+            ("another: Warning:", "mlx5", "/sys/class/infiniband_verbs/uverbs2"),
+        )
+    )
+    assert other_abi(log) == {"uverbs0": text.format("efa"), "uverbs1": text.format("mlx5")}
 
 
 # Ranks.
