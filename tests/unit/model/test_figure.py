@@ -99,6 +99,14 @@ def test_the_table_has_a_column_of_limits_only_if_there_is_one() -> None:
     assert line.endswith("1.27 ms  at most 50 ms")
 
 
+@pytest.mark.parametrize("longest", range(3))
+@pytest.mark.parametrize("changes", [{"name": "n" * 40}, {"labels": {"op": "o" * 90}}, {"value": 12345.678}])
+def test_every_line_of_the_table_has_its_columns_below_each_other(longest: int, changes: dict[str, Any]) -> None:
+    figures = [replace(FIGURE, **changes) if number == longest else FIGURE for number in range(3)]
+    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=tuple(figures))
+    assert len({len(line.text) for line in figure_lines([result], gate=False)}) == 1
+
+
 def test_the_table_is_limited_in_length() -> None:
     result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(FIGURE,) * (MOST + 3))
     shown = [figure_line.text for figure_line in figure_lines([result], gate=False)]

@@ -25,6 +25,7 @@ from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSumma
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
+from pytest_nixl.report.charts import latency as latency_cards
 from pytest_nixl.report.charts import nice_step, value_axis
 from pytest_nixl.report.files import csv_text, write_report
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
@@ -533,6 +534,28 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
         for pair, rate in rates.items()
     }
     assert card.summary == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
+
+
+def test_ranks_and_sizes_are_in_order_whatever_the_order_of_the_record() -> None:
+    pairs = [(16, 3), (8, 1), (3, 16), (1, 8)]
+    for order in (pairs, pairs[::-1]):
+        rows = {key("1MiB", "WRITE", f"{first}-{second}"): [1.0 + first] for first, second in order}
+        [card] = matrices(parse_recorded(record("image:1", rows), "r.json"))
+        assert ([rank for rank, _ in card.rows], list(card.targets)) == ([1, 3, 8, 16], [1, 3, 8, 16])
+        measured = {
+            (rank, target)
+            for rank, cells in card.rows
+            for target, cell in zip(card.targets, cells, strict=True)
+            if cell
+        }
+        assert measured == set(pairs)
+    sizes = {key(size): [float(number)] for number, size in enumerate(("4KiB", "64KiB", "1MiB"), 1)}
+    for draw in (bandwidth_cards, latency_cards):
+        first, second = (
+            draw(parse_recorded(record("image:1", dict(items)), "r.json"))
+            for items in (sizes.items(), reversed(sizes.items()))
+        )
+        assert first == second != []
 
 
 @pytest.mark.parametrize("value", [1.0, 1.01, 2.0, 2.3, 2.6, 4.9, 5.1, 9.9, 0.03, 7e9])
