@@ -13,7 +13,8 @@ from pytest_nixl.core.redaction import URL_SCHEME
 
 _SHAPE = re.compile(rf"(?P<scheme>{URL_SCHEME})?(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
 _HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,18})")
-_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
+#: No resolver takes a longer part of a name, and Python's raises another error for it.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 @dataclass(frozen=True)

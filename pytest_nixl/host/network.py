@@ -26,6 +26,8 @@ _PROC = Path("/proc")
 #: The state of a socket that listens, in /proc/net/tcp.
 _LISTENS = "0A"
 _MOST_OF_COMMAND = 200
+#: A name: no resolver takes a longer part of one, and Python's raises another error for it, as for an empty part.
+_NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
 PEER_FORM = "HOST or HOST:PORT (any port, because a refused connection shows that the host is reached)"
 #: vLLM listens here by ZMQ over TCP; VLLM_NIXL_SIDE_CHANNEL_PORT is another port.
 SIDE_CHANNEL_PORT = 5600
@@ -260,7 +262,7 @@ def read_side_channels(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPe
 
 
 def _host_and_port(name: str, form: str = PEER_FORM, default: int = _PEER_PORT) -> tuple[str, int]:
-    match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", name)
+    match = re.fullmatch(rf"({_NAME}|\[[0-9a-fA-F:.]+\])(?::(\d{{1,5}}))?", name)
     if match is None:
         kind = "peer" if form == PEER_FORM else "side channel"
         raise ValueError(f"{kind} {name!r} cannot be parsed: expected {form}")

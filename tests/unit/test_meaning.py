@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from helpers.etcd import running_etcd
 from helpers.fake_sysfs import Tree, facts_of
 from helpers.records import KEY, ROW, record
 from prometheus_client.parser import text_string_to_metric_families
@@ -317,6 +318,12 @@ def test_each_host_of_etcd_is_resolved_once() -> None:
 
     etcd = read_etcd(FactsRoot(), "http://127.0.0.1:9,http://[::1]:9,http://127.0.0.1:8", "the test", refuse)
     assert etcd.names == (Name("127.0.0.1", ("127.0.0.1",), ""), Name("::1", ("::1",), ""))
+
+
+def test_the_clock_of_etcd_is_that_of_its_first_member() -> None:
+    with running_etcd() as etcd:
+        facts = read_etcd(FactsRoot(), f"{etcd.url},http://127.0.0.1:9", "the test")
+    assert facts.clock.value == pytest.approx(0, abs=2), facts.clock.why
 
 
 @pytest.mark.parametrize("end", ["", " (0x00007f5c00a00000)"])
