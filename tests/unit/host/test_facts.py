@@ -467,14 +467,17 @@ def test_doctor_judges_a_recorded_tree(healthy: Tree, tmp_path: Path) -> None:
     assert "\033[" not in bad.stdout
 
 
-def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree) -> None:
+def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
+    tree = healthy.copy(tmp_path / "tree")
+    tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
+    tree.remove("/dev/gdrdrv")
     arguments = [
         sys.executable,
         "-m",
         "pytest_nixl.cli",
         "doctor",
-        f"--root={healthy.folder}",
+        f"--root={tree.folder}",
         "--profile=p5.48xlarge",
         "-v",
     ]
@@ -485,8 +488,10 @@ def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree) -> None:
             while chunk := os.read(ours, 1 << 16):
                 shown += chunk
     os.close(ours)
-    assert doctor.returncode == 0
+    assert doctor.returncode == 1
     assert "\033[32mPASS            nixl-loads" in shown.decode()
+    assert "\033[33mWARN            gdrcopy" in shown.decode()
+    assert "\033[31mFAIL            rdma-ports" in shown.decode()
     assert "\033[2mNOT-APPLICABLE  nic-rate" in shown.decode()
 
 
