@@ -119,6 +119,11 @@ class TestOrders:
         assert (done.faults, done.complete) == ((), True)
         assert done.count < 8
 
+    def test_only_two_claims_that_begin_with_a_write_change_places(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        subject = Mixed("helpers.race_functions:tries_again", "helpers.race_functions:looks_and_tries_again")
+        done = try_orders(path, direct, subject, group="/o/")
+        assert (done.faults, done.complete, done.count) == ((), True, 1)
+
     def test_orders_without_time_are_counted(self, path: EtcdProxy, direct: EtcdClient) -> None:
         done = orders(path, direct, "helpers.race_functions:locked_read_modify_write", budget=0.0)
         assert (done.count, done.complete, done.faults) == (1, False, ())
