@@ -933,6 +933,14 @@ def test_the_remedy_of_missing_libraries_is_that_of_all(
     assert ("comes with the host's driver" in remedy) is driver
 
 
+def test_the_transports_that_ucx_tls_may_have_are_in_order(tree: Tree, wanted: Requirements) -> None:
+    words = "transport 'rc' is not available, please use one or more of: ud, tcp, sm, srd, ud_verbs, dc_mlx5, cma, dc"
+    backend("UCX", error="no", memories=[], said=[words])(tree)
+    variable("UCX_TLS", "rc,cuda")(tree)
+    remedy = checks()["transports-allowed"].judge(facts_of(tree), wanted).remedy
+    assert remedy.endswith("can carry NIXL on this host: dc, dc_mlx5, srd, tcp, ud, ud_verbs"), remedy
+
+
 def test_a_namespace_that_only_begins_with_a_slash_passes(tree: Tree, wanted: Requirements) -> None:
     variable("NIXL_ETCD_NAMESPACE", "/nixl/agents")(tree)
     assert verdicts(facts_of(tree), wanted)["namespace-plain"].verdict is Verdict.PASS

@@ -536,7 +536,21 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
     assert card.summary == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
 
 
-def test_ranks_and_sizes_are_in_order_whatever_the_order_of_the_record() -> None:
+def test_the_filter_of_the_page_finds_a_row_by_all_its_ranks() -> None:
+    good, lost = (RowKey.parse(key("64MiB", "WRITE", pair)) for pair in ("2-7", "7-3"))
+    results = (
+        Result("bandwidth", "", Verdict.PASS, row=good),
+        Result("bandwidth", "", Verdict.ERROR, "rank 9 died, and rank 3 waited", row=lost),
+        Result("etcd-answers", "", Verdict.WARN, "rank 4 on node-a and rank 11 have another one"),
+    )
+    text = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results), "r")))
+    for row, ranks in ((good, "2 7"), (lost, "7 3")):
+        assert re.search(rf'<tr id="row-{re.escape(str(row))}"[^>]* data-rank="{ranks}"', text)
+    assert 'data-rank="7 3 9"' in text
+    assert 'data-rank="4 11"' in text
+
+
+def test_ranks_and_sizes_are_in_order_whatever_the_record_has() -> None:
     pairs = [(16, 3), (8, 1), (3, 16), (1, 8)]
     for order in (pairs, pairs[::-1]):
         rows = {key("1MiB", "WRITE", f"{first}-{second}"): [1.0 + first] for first, second in order}
