@@ -42,6 +42,29 @@ def test_hidden_value_is_read_as_it_is_and_not_written() -> None:
     assert "Sw0rdfish" not in str(to_plain(environment)) + repr(environment)
 
 
+STEERING = """
+    UCX_X NIXL_X NIXLBENCH_X XFERBENCH_X FI_X OFI_X RDMAV_X IBV_X MLX5_X EFA_X NCCL_X GDRCOPY_X ETCD_X ETCDCTL_X
+    PYTEST_NIXL_X NVIDIA_X CUDA_X SGLANG_DISAGGREGATION_X TRTLLM_NIXL_X RAY_NIXL_X MX_NIXL_X DYN_KVBM_NIXL_X GRPC_X
+    VLLM_NIXL VLLM_X_NIXL_X VLLM_ALL2ALL_BACKEND PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF
+    LD_LIBRARY_PATH LD_PRELOAD HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY GRPC_PROXY http_proxy https_proxy all_proxy
+    no_proxy grpc_proxy no_grpc_proxy
+"""
+LAUNCHERS = """
+    SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NODEID SLURM_NTASKS SLURM_PROCID
+    SLURM_LOCALID SLURM_STEP_ID SLURM_NODELIST OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK
+    OMPI_COMM_WORLD_LOCAL_SIZE PMI_RANK PMI_SIZE PMIX_RANK RANK WORLD_SIZE LOCAL_RANK JOB_COMPLETION_INDEX
+    LWS_WORKER_INDEX LWS_GROUP_SIZE KUBERNETES_SERVICE_HOST POD_NAME POD_NAMESPACE NODE_NAME HOSTNAME
+"""
+
+
+def test_variables_are_recorded_by_what_they_concern() -> None:
+    steering, launchers = set(STEERING.split()), set(LAUNCHERS.split())
+    others = {f"MY_{name}" for name in steering | launchers} | {f"{name}_OLD" for name in launchers}
+    environment = read_environment(FactsRoot(), dict.fromkeys((*steering, *launchers, *others, "UCX", "LD_DEBUG"), "1"))
+    assert environment.steering.keys() == steering
+    assert environment.launcher.keys() == launchers
+
+
 def test_value_that_was_hidden_in_a_recorded_tree_is_no_value(tree: Tree, tmp_path: Path) -> None:
     recorded = tree.copy(tmp_path / "tree")
     recorded.variable("UCX_OF_TOMORROW", HIDDEN)

@@ -90,3 +90,5 @@ def test_variables_that_steer_nixl_are_those_of_its_libraries_the_loader_and_cud
     assert steering_names(environ) == (
         "CUDA_VISIBLE_DEVICES", "FI_PROVIDER", "LD_LIBRARY_PATH", "LD_PRELOAD", "NIXL_PLUGIN_DIR", "UCX_TLS",
     )  # fmt: skip
+    names = ["GLIBC_TUNABLES", "OFI_X", "NVIDIA_X", "RDMAV_X", "IBV_X", "MLX5_X", "EFA_X", "GDRCOPY_X"]
+    assert steering_names(dict.fromkeys((*names, *(f"MY_{name}" for name in names)), "x")) == tuple(sorted(names))
