@@ -298,6 +298,7 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
     )
     denied = "denies network cards access to GPU memory"
     p2p, direct = get("FI_HMEM_DISABLE_P2P"), get("UCX_IB_GPU_DIRECT_RDMA")
+    efa_rdma = get("FI_EFA_USE_DEVICE_RDMA")
     own_addresses = [str(ipaddress.ip_interface(text).ip) for nic in facts.network.nics for text in nic.addresses]
     # Whether it is so, the reason, and the remedy.
     faults = [
@@ -306,8 +307,8 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
          f"unset {ETCD_VARIABLES[1]}, or set both to the same value"),
         (proxy and first and not _bypassed(first, exempt),
          f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy", "add etcd's host to no_proxy"),
-        (get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or expected.efa),
-         "FI_EFA_USE_DEVICE_RDMA=0 disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
+        (efa_rdma.lower() in ("0", "false", "no", "off") and (facts.efa or expected.efa),
+         f"FI_EFA_USE_DEVICE_RDMA={efa_rdma} disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
         (gpu and p2p.lower() in ("1", "yes", "on", "true"),
          f"FI_HMEM_DISABLE_P2P={p2p} {denied}", "unset FI_HMEM_DISABLE_P2P"),
         (gpu and direct.lower() in ("n", "no", "0", "off"),

@@ -84,6 +84,32 @@ def test_etcd_that_a_variable_exempts_from_the_proxy_is_no_fault(
     assert judgement.verdict is verdict, judgement
 
 
+@pytest.mark.parametrize(
+    ("variable", "wrong", "right"),
+    [
+        ("FI_EFA_USE_DEVICE_RDMA", "0 false No OFF", "1 true yes on"),
+        ("FI_HMEM_DISABLE_P2P", "1 True yes ON", "0 false no off"),
+        ("UCX_IB_GPU_DIRECT_RDMA", "n No 0 off", "y yes 1 try"),
+        ("RDMAV_FORK_SAFE", "1", ""),
+        ("IBV_FORK_SAFE", "1", ""),
+        (
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "expandable_segments:True",
+            "expandable_segments:False my_expandable_segments:True",
+        ),
+        ("PYTORCH_ALLOC_CONF", "a:1,expandable_segments:true", "a:1 expandable_segments:Truer"),
+        ("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.99 fe80::9", "127.0.0.1 0.0.0.0 ::1 :: 10.0.0.11 a-name"),
+    ],
+)
+def test_a_value_that_contradicts_this_host_is_named(variable: str, wrong: str, right: str, facts: Facts) -> None:
+    for value in wrong.split():
+        judgement = judged(facts, {variable: value})
+        assert judgement.verdict is Verdict.FAIL
+        assert variable in judgement.reason
+        assert variable in judgement.remedy
+    assert {judged(facts, {variable: value}).verdict for value in ("", *right.split())} == {Verdict.PASS}
+
+
 def test_answer_of_a_check_has_no_secret(facts: Facts) -> None:
     first, other = "http://root:Sw0rdfish-1@one:2379", "http://root:Sw0rdfish-1@other:2379"
     judgement = judged(facts, {"NIXL_ETCD_ENDPOINTS": first, "ETCD_ENDPOINTS": other})
