@@ -206,8 +206,8 @@ def test_the_answer_says_which_of_two_requests_at_the_same_time_came_first(
 def test_two_claims_overlap_only_in_these_orders(steps: str, cause: str) -> None:
     clients: dict[str, list[Request]] = {"a": [], "b": []}
     written: list[bytes] = []
-    for sent, (client, verb, *name) in enumerate(steps.split(), 1):
-        key = b"/t/" + "".join(name).encode()
+    for sent, step in enumerate(steps.split(), 1):
+        client, verb, key = step[0], step[1], f"/t/{step[2:]}".encode()
         written += [key] if verb == "+" else []
         access = Access(key, b"/t0" if verb == "*" else key + b"\0", verb == "+")
         method, answer = ("Put", b"") if verb == "+" else ("Range", b" ".join(written))
