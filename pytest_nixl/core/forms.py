@@ -31,3 +31,5 @@ KV_MODEL_NAMES = (
     "gpt-oss-120b",
 )
 KV_MODEL_FORM = f"{', '.join(KV_MODEL_NAMES)}, or the path of a Hugging Face config.json"
+#: A pattern of a host's name. No resolver takes a part that is empty or longer: Python's raises another error for it.
+HOST_NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"

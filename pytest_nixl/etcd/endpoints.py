@@ -8,12 +8,11 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from pytest_nixl.core.forms import ENDPOINTS_FORM
+from pytest_nixl.core.forms import ENDPOINTS_FORM, HOST_NAME
 from pytest_nixl.core.redaction import URL_SCHEME
 
 _SHAPE = re.compile(rf"(?P<scheme>{URL_SCHEME})?(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
 _HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,18})")
-_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _host_port(text: str) -> tuple[str, int]:
             raise _FaultError("has an IPv6 address without brackets (http://[::1]:2379)")
         raise _FaultError("names no port" if re.fullmatch(r"\[.*\]|[^:]+", text) else "is not HOST:PORT")
     host, port = match["host"], int(match["port"])
-    if not (_is_ipv6(host[1:-1]) if host.startswith("[") else _NAME.fullmatch(host)):
+    if not (_is_ipv6(host[1:-1]) if host.startswith("[") else re.fullmatch(HOST_NAME, host)):
         raise _FaultError(f"has the host {host!r}, which is neither a name nor an address")
     if not 1 <= port <= 65535:
         raise _FaultError(f"has the port {port}, which is not between 1 and 65535")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.addresses import ask_addresses
+from pytest_nixl.core.forms import HOST_NAME
 from pytest_nixl.core.redaction import hide_command
 from pytest_nixl.core.strict import printable
 from pytest_nixl.host.pci import address_of
@@ -260,7 +261,7 @@ def read_side_channels(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPe
 
 
 def _host_and_port(name: str, form: str = PEER_FORM, default: int = _PEER_PORT) -> tuple[str, int]:
-    match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", name)
+    match = re.fullmatch(rf"({HOST_NAME}|\[[0-9a-fA-F:.]+\])(?::(\d{{1,5}}))?", name)
     if match is None:
         kind = "peer" if form == PEER_FORM else "side channel"
         raise ValueError(f"{kind} {name!r} cannot be parsed: expected {form}")

@@ -71,6 +71,13 @@ def tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], 
         announce(next(rank for rank in range(size) if claim(client, rank)))
 
 
+def looks_and_tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Read a key, and claim as :func:`tries_again` does. This is correct."""
+    with connect(parse_endpoints(endpoint), timeout=60) as client:
+        client.get(f"{group}a")
+    tries_again(endpoint, group, size, announce)
+
+
 def present_then_early(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """Write that it is there, then claim by the known race."""
     _present(endpoint, group)

@@ -66,6 +66,7 @@ def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_comm
     title, *first = [line for line in lines[dots + 1 :] if line][:6]
     assert title.strip("= ") == "NIXL: what is wrong, and what to do", done.output
     assert re.search(cause, "\n".join(first)), done.output
+    assert not re.search("= (?:FAILURES|ERRORS) =", done.output), "pytest does not repeat what the report says"
     [repeat, *_] = [line.partition("repeat: ")[2] for line in lines if line.strip().startswith("repeat: ")]
     program, *repeated = shlex.split(repeat)
     assert program == "pytest"

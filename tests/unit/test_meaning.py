@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from helpers.etcd import running_etcd
 from helpers.fake_sysfs import Tree, facts_of
 from helpers.records import KEY, ROW, record
 from prometheus_client.parser import text_string_to_metric_families
@@ -121,14 +122,17 @@ def test_etcd_may_have_a_longer_name_but_not_another_port(tmp_path: Path, decode
     assert [result.verdict for result in results if result.rule.field == "NIXL_ETCD_ENDPOINTS"] == [verdict]
 
 
+@pytest.mark.parametrize("place", ["first", "between", "last"])
 @pytest.mark.parametrize(
     ("state", "verdict"), [("up", Verdict.FAIL), ("down", Verdict.PASS), ("unknown", Verdict.PASS)]
 )
-def test_only_an_interface_that_is_up_needs_the_same_mtu(state: str, verdict: Verdict) -> None:
+def test_only_an_interface_that_is_up_needs_the_same_mtu(state: str, verdict: Verdict, place: str) -> None:
     facts = facts_of("p5.48xl")
     nic = next(nic for nic in facts.nics if nic.state == "up" and nic.driver)
-    spare = replace(nic, name="spare0", state=state, mtu=1500)
-    network = replace(facts.network, nics=(*facts.network.nics, spare, replace(nic, name="spare1")))
+    odd = replace(nic, name="odd0", state=state, mtu=1500)
+    nics = {"first": (odd, nic, nic), "between": (nic, odd, nic), "last": (nic, nic, odd)}[place]
+    named = tuple(replace(nic, name=f"{nic.name}{number}") for number, nic in enumerate(nics))
+    network = replace(facts.network, nics=named)
     judgement = mtu(replace(facts, network=network), Requirements(profile(), ("UCX",)))
     assert judgement.verdict is verdict
 
@@ -316,6 +320,12 @@ def test_each_host_of_etcd_is_resolved_once() -> None:
     assert etcd.names == (Name("127.0.0.1", ("127.0.0.1",), ""), Name("::1", ("::1",), ""))
 
 
+def test_the_clock_of_etcd_is_that_of_its_first_member() -> None:
+    with running_etcd() as etcd:
+        facts = read_etcd(FactsRoot(), f"{etcd.url},http://127.0.0.1:9", "the test")
+    assert facts.clock.value == pytest.approx(0, abs=2), facts.clock.why
+
+
 @pytest.mark.parametrize("end", ["", " (0x00007f5c00a00000)"])
 def test_a_linked_library_may_have_spaces_in_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
@@ -425,11 +435,39 @@ def test_transports_for_gpu_memory_are_recognised(text: str, cuda: bool) -> None
         ("[1764000000.1] [node-a:1:0] ib.c:1 UCX  FATAL no device", True),
         ("[1764000000.1] [node-a:1:0] ib.c:1 UCX  WARN no device", False),
         ("W1128 10:00:00 worker.cpp] no", False),
+        ("Error: no", True),
+        ("Errors: 0", False),
+        ("Failed_rows: 0", False),
+        ("E112 10:00:00 no", False),
+        ("[a UCX  ERROR no", False),
+        ("\x1b[31mFailed to do\x1b[0m", True),
+        ("\x1b]0;a title\x07Failed to do", True),
+        ("\x1b]0;a title\x1b\\Failed to do", True),
+        ("\x1b]Failed to do", True),  # no end of a title
+        ("\x1b(Failed to do", True),
+        ("Failed to do\x1b", True),
     ],
 )
 def test_a_line_of_nixlbench_is_a_failure_or_a_warning(line: str, fails: bool) -> None:
     output = read_output(f"{line}\n")
     assert bool(output.faults) is fails
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("exit code 3", 3),
+        ("exit code: 3", 3),
+        ("Exit Status 139", 139),
+        *(
+            (line, None)
+            for line in ("exit 3", "exit: 3", "exit  3", "exit : 3", "exit codes 3", "an exit code 3", "exit code 3.")
+        ),
+    ],
+)
+def test_the_last_line_of_a_shell_is_the_exit_code_of_its_rank(line: str, code: int | None) -> None:
+    output = read_output(f"Init nixl worker, dev all rank 1, type target\n{line}\n")
+    assert dict(output.endings) == ({} if code is None else {1: code})
 
 
 def test_devices_of_the_pci_bus_are_counted_by_their_kind() -> None:

@@ -228,29 +228,30 @@ def provider_there(facts: Facts, expected: Requirements) -> Judgement:
     text = facts.environment.get("FI_PROVIDER")
     if not text:
         return passed("FI_PROVIDER is not set: NIXL chooses the provider")
+    # libfabric compares names without regard to case and skips empty ones, but a blank is a part of a name.
     if text.startswith("^"):
-        shut = "efa" in text.removeprefix("^").split(",") and bool(facts.efa)
+        shut = "efa" in text.removeprefix("^").lower().split(",") and bool(facts.efa)
         if shut:
             return failed(f"FI_PROVIDER={text} excludes EFA, but this host has EFA", "unset FI_PROVIDER")
         return passed(f"FI_PROVIDER={text}")
-    names = [part.partition(";")[0].strip() for part in text.split(",")]
-    strange = [
-        name for name in names if name.lower() not in _PROVIDERS.split() and not name.startswith(("ofi_", "off_"))
-    ]
+    names = [part.partition(";")[0] for part in text.split(",") if part]
+    chosen = [name.lower() for name in names]
+    known = _PROVIDERS.split()
+    strange = [name for name in names if name.lower() not in known and not name.lower().startswith(("ofi_", "off_"))]
     if strange:
-        near = get_close_matches(strange[0].lower(), _PROVIDERS.split(), n=1)
+        near = get_close_matches(strange[0].lower(), known, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return failed(
             f"FI_PROVIDER={text}: libfabric has no provider {named(strange)}{hint}", "correct or unset FI_PROVIDER"
         )
-    if any(name.startswith("efa") for name in names) and not facts.efa:
+    if any(name.startswith("efa") for name in chosen) and not facts.efa:
         return failed(
             f"FI_PROVIDER={text}, but this host has no EFA",
             "unset FI_PROVIDER, or give the pod its EFA devices",
         )
-    if "verbs" in names and not facts.rdma:
+    if "verbs" in chosen and not facts.rdma:
         return failed(f"FI_PROVIDER={text}, but this host has no RDMA device", "unset FI_PROVIDER")
-    if facts.efa and not any(name.startswith("efa") for name in names):
+    if facts.efa and not any(name.startswith("efa") for name in chosen):
         return failed(
             f"FI_PROVIDER={text} excludes EFA, but this host has EFA", "unset FI_PROVIDER, or set FI_PROVIDER=efa"
         )
@@ -297,6 +298,7 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
     )
     denied = "denies network cards access to GPU memory"
     p2p, direct = get("FI_HMEM_DISABLE_P2P"), get("UCX_IB_GPU_DIRECT_RDMA")
+    efa_rdma = get("FI_EFA_USE_DEVICE_RDMA")
     own_addresses = [str(ipaddress.ip_interface(text).ip) for nic in facts.network.nics for text in nic.addresses]
     # Whether it is so, the reason, and the remedy.
     faults = [
@@ -305,8 +307,8 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
          f"unset {ETCD_VARIABLES[1]}, or set both to the same value"),
         (proxy and first and not _bypassed(first, exempt),
          f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy", "add etcd's host to no_proxy"),
-        (get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or expected.efa),
-         "FI_EFA_USE_DEVICE_RDMA=0 disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
+        (efa_rdma.lower() in ("0", "false", "no", "off") and (facts.efa or expected.efa),
+         f"FI_EFA_USE_DEVICE_RDMA={efa_rdma} disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
         (gpu and p2p.lower() in ("1", "yes", "on", "true"),
          f"FI_HMEM_DISABLE_P2P={p2p} {denied}", "unset FI_HMEM_DISABLE_P2P"),
         (gpu and direct.lower() in ("n", "no", "0", "off"),

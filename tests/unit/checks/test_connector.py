@@ -836,6 +836,16 @@ def test_json_has_every_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert {"requirement", "prefill", "decode", "why", "remedy", "source", "layer"} <= set(named["--model"])
 
 
+def test_json_names_each_slow_path_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["transfer"]["kv_buffer_device"] = "cpu"
+        side["env"] |= {"UCX_TLS": "tcp,cuda", "UCX_IB_GPU_DIRECT_RDMA": "n"}
+    assert cli.main(["connector", *files(tmp_path, sides), "--json"]) == 0
+    slow = json.loads(capsys.readouterr().out)["slow"]
+    assert sorted(slow) == ["KV goes through host memory: slow", "all KV goes over TCP: slow"]
+
+
 def test_secrets_and_control_characters_are_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = sides_of("Dynamo")
     sides["decode"]["env"] |= {

@@ -125,9 +125,17 @@ def test_an_etcd_without_faults_is_fine(
 
 def test_json_holds_every_key(client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str]) -> None:
     plant(client)
+    publish(client, "big", label="two\nlines")
     assert cli.main(["etcd", etcd.url, "--json", f"--namespace={DOCUMENTED}"]) == 1
     deployment = json.loads(capsys.readouterr().out)
-    assert {problem["kind"] for problem in deployment["problems"]} >= {"split-namespace", "agent-twice", "oversize"}
+    assert {problem["kind"] for problem in deployment["problems"]} == {
+        *("split-namespace", "agent-twice", "oversize", "bad-metadata", "other-agent", "foreign-key"),
+        *("dead-nixlbench-group", "dead-group"),
+    }
+    assert {name: agent["labels"] for agent in deployment["agents"] if (name := agent["name"]) in ("big", "cut")} == {
+        "big": ["metadata", "two\\nlines"],
+        "cut": ["metadata"],
+    }
     assert all(problem["text"] and problem["remedy"] and problem["keys"] for problem in deployment["problems"])
     assert len(deployment["agents"]) == 6
     assert deployment["etcd"]["members"][0]["leader"] is True

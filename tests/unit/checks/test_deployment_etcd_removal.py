@@ -220,6 +220,12 @@ def test_an_agent_that_may_live_is_kept(
     assert out.endswith("nothing to remove\n")
 
 
+def test_an_agent_that_is_named_twice_is_removed_once(client: EtcdClient) -> None:
+    publish(client, "gone")
+    deployment = survey_deployment(client, NAMESPACE)
+    assert plan_removal(deployment, ["gone", "gone"]) == plan_removal(deployment, ["gone"])
+
+
 def test_a_living_group_of_pytest_nixl_is_kept(client: EtcdClient) -> None:
     with join(client, "alive", 1, ttl=30) as member:
         member.barrier(60)

@@ -21,6 +21,7 @@ from helpers.fake_sysfs import Tree, p5
 from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks, examine, result_lines
 from pytest_nixl.checks.doctor.check import Requirements, passed
+from pytest_nixl.core.resource_limits import MEMORY_REMEDY
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
@@ -630,6 +631,10 @@ def test_a_side_channel_may_listen_at_this_host(host: str, tree: Tree, wanted: R
         (nvlinks(0, gpus=1), Verdict.PASS),  # a virtual machine with one of eight
         (nvlinks(12, "NVIDIA A100-SXM4-80GB"), Verdict.PASS),
         (nvlinks(4, "NVIDIA A100-SXM4-80GB"), WARN),
+        (nvlinks(8, "NVIDIA A800-SXM4-80GB"), Verdict.PASS),
+        (nvlinks(7, "NVIDIA A800-SXM4-80GB"), WARN),
+        *((nvlinks(18, name), Verdict.PASS) for name in ("NVIDIA B200", "NVIDIA H20", "NVIDIA H200")),
+        *((nvlinks(17, name), WARN) for name in ("NVIDIA B200", "NVIDIA H20", "NVIDIA H200")),
         (nvlinks(12, "NVIDIA H100 PCIe"), Verdict.PASS),
         (nvlinks(12, "NVIDIA H200 NVL"), Verdict.PASS),
     ],
@@ -833,6 +838,107 @@ def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(tree: Tree, tmp_p
     tree.remove("/sys/class/infiniband")
     facts = facts_of(tree)
     assert judged("loopback").remedy.endswith("(pytest-nixl doctor: --profile): tcp-loopback")
+
+
+@pytest.mark.parametrize(
+    ("value", "has_efa", "verdict"),
+    [
+        *(
+            (value, True, Verdict.PASS)
+            for value in ("efa", "EFA", "tcp,Efa", "efa;ofi_rxd,tcp", "efa-direct,OFI_RXM", ",efa,")
+        ),
+        *((value, True, FAIL) for value in ("tcp", "^efa", "^tcp,EFA", "tcp, efa", "efa, tcp", ",", "efa,tpc")),
+        *((value, True, Verdict.PASS) for value in ("^tcp", "^tcp, efa", "^efa-direct")),
+        *((value, False, FAIL) for value in ("efa", "tcp,EFA", "verbs", "tcp,Verbs;ofi_rxm")),
+        *((value, False, Verdict.PASS) for value in ("", "tcp", "^efa", "tcp,sockets;ofi_rxm")),
+    ],
+)
+def test_a_list_of_providers_is_read_as_libfabric_reads_it(
+    value: str, has_efa: bool, verdict: Verdict, tree: Tree, wanted: Requirements
+) -> None:
+    """Letters may be small or capital, but a blank is a part of the name."""
+    variable("FI_PROVIDER", value)(tree)
+    if not has_efa:
+        tree.remove("/sys/class/infiniband")
+    judgement = checks()["provider-there"].judge(facts_of(tree), wanted)
+    assert judgement.verdict is verdict, judgement.reason
+
+
+#: How the names of variables end that no program reads, because a Dockerfile uses them.
+ENDS_OF_BUILDS = "DIR HOME PREFIX PATH ROOT VERSION VER REF REPO URL COMMIT BRANCH TAG SRC"
+UCX_TRANSPORTS = ("RC_VERBS", "RC_MLX5", "RC_GDA", "DC_MLX5", "UD_VERBS", "UD_MLX5", "SRD")
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        *((f"NIXL_BUILD_{end}", Verdict.PASS) for end in ENDS_OF_BUILDS.split()),
+        ("NIXL_BUILD_SRC_2", WARN),
+        ("UCX_BUILD_SRC", Verdict.PASS),
+        ("NIXL_ETCD_ENDPOINT", FAIL),
+        # Names that set a value for several transports of UCX.
+        *((f"UCX_IB_OF_{name}", Verdict.PASS) for name in UCX_TRANSPORTS),
+        *((f"UCX_{name.partition('_')[0]}_OF_{name}", Verdict.PASS) for name in UCX_TRANSPORTS),
+        ("UCX_RC_OF_SRD", FAIL),
+        ("UCX_IB_OF_GGA", FAIL),
+    ],
+)
+def test_a_variable_is_known_by_its_name_or_family(
+    name: str, verdict: Verdict, tree: Tree, wanted: Requirements
+) -> None:
+    ucx = [f"UCX_{transport}_OF_{transport}" for transport in (*UCX_TRANSPORTS, "GGA")]
+    nixl(ucx_variables=ucx, unused={name: ""})(tree)
+    variable(name, "1")(tree)
+    judgement = checks()["variables-known"].judge(facts_of(tree), wanted)
+    assert judgement.verdict is verdict, judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("lines", "remedy", "start"),
+    [
+        ([], "do this", "do this"),
+        (["odd"], "do this", "do this"),
+        (["odd"], "", "correct what UCX names"),
+        (["odd", "mmap: Cannot allocate memory"], "do this", MEMORY_REMEDY),
+        (["Too many open files", "odd"], "do this", "raise the limit of open files"),
+        (["Too many open files"], MEMORY_REMEDY, MEMORY_REMEDY),
+    ],
+)
+def test_the_remedy_of_a_backend_is_that_of_what_knows_most(
+    lines: list[str], remedy: str, start: str, tree: Tree, wanted: Requirements
+) -> None:
+    backend("LIBFABRIC", error="it refuses", memories=[], said=lines, remedy=remedy)(tree)
+    judgement = checks()["backend-loads"].judge(facts_of(tree), wanted)
+    assert judgement.remedy.startswith(start), judgement.remedy
+
+
+@pytest.mark.parametrize(
+    ("versions", "install"),
+    [
+        ((), "what is missing"),
+        (("A_1", ""), "the library"),
+        (("", "A_1"), "the library"),
+        (("", ""), "what is missing"),
+    ],
+)
+@pytest.mark.parametrize("driver", [True, False])
+def test_the_remedy_of_missing_libraries_is_that_of_all(
+    versions: tuple[str, ...], install: str, driver: bool, tree: Tree, wanted: Requirements
+) -> None:
+    lacks = missing("libcuda.so.1, which x needs" if driver else "libx.so.0, which x needs")
+    lacks += [lack for name in versions for lack in missing("liby.so.0", versions=tuple(filter(None, [name])))]
+    backend("UCX", error="no", missing=lacks)(tree)
+    remedy = checks()["plugin-libraries"].judge(facts_of(tree), wanted).remedy
+    assert remedy.startswith(f"install {install}")
+    assert ("comes with the host's driver" in remedy) is driver
+
+
+def test_the_transports_that_ucx_tls_may_have_are_in_order(tree: Tree, wanted: Requirements) -> None:
+    words = "transport 'rc' is not available, please use one or more of: ud, tcp, sm, srd, ud_verbs, dc_mlx5, cma, dc"
+    backend("UCX", error="no", memories=[], said=[words])(tree)
+    variable("UCX_TLS", "rc,cuda")(tree)
+    remedy = checks()["transports-allowed"].judge(facts_of(tree), wanted).remedy
+    assert remedy.endswith("can carry NIXL on this host: dc, dc_mlx5, srd, tcp, ud, ud_verbs"), remedy
 
 
 def test_a_namespace_that_only_begins_with_a_slash_passes(tree: Tree, wanted: Requirements) -> None:

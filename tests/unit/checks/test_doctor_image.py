@@ -311,6 +311,13 @@ def test_efa_provider_of_another_interface_than_libibverbs_fails(tree: ChangedTr
     assert "the EFA providers are: none" in judged(tree, "verbs-providers").reason
 
 
+def test_efa_provider_of_another_copy_of_libibverbs_fails(tree: ChangedTree) -> None:
+    tree.change("image", lambda found: found["verbs"]["providers"][0].update(library="/wheel/libibverbs.so"))
+    found = judged(tree, "verbs-providers")
+    assert found.verdict is Verdict.FAIL
+    assert "/usr/lib/x86_64-linux-gnu/libibverbs.so.1 needs libefa-rdmav34.so linked to it" in found.reason
+
+
 def test_efa_without_libibverbs_is_unknown(tree: ChangedTree) -> None:
     tree.change("image", lambda found: found["verbs"].update(libraries=[]))
     assert judged(tree, "verbs-providers").verdict is Verdict.UNKNOWN

@@ -12,8 +12,9 @@ import pytest
 
 from pytest_nixl.checks.doctor.ranks import everywhere
 from pytest_nixl.cluster.command_check import Command, _unlike, differences
+from pytest_nixl.cluster_hooks import command_of
 from pytest_nixl.core.strict import StrictError
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.settings import OPTIONS, Settings
 from pytest_nixl.model.traffic_pattern import RankPairing
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -41,6 +42,16 @@ class TestSameCommand:
 
     def test_equal_commands_have_no_differences(self) -> None:
         assert differences(self.SAME, {"rank 1 on b": Command.unpacked(self.SAME.packed())}) == []
+
+    def test_only_what_belongs_to_a_rank_may_differ(self, make_settings: MakeSettings) -> None:
+        command = command_of(make_settings(), [], 0)
+        assert {option.flag.removeprefix("--nixl-") for option in OPTIONS} - {
+            flag.removeprefix("--nixl-") for flag in command.options
+        } == {
+            *("etcd", "etcd-server", "etcd-image", "etcd-cacert", "etcd-cert", "etcd-key", "etcd-user", "etcd-listen"),
+            *("rank", "group-token", "log-dir", "file-dir", "s3", "nixlbench", "raw-tools-dir", "image", "store"),
+            "report",
+        }
 
     @pytest.mark.parametrize(
         ("change", "pattern"),

@@ -201,6 +201,39 @@ def test_the_smaller_of_two_ceilings_is_reported(tmp_path: Path, ceiling: str, c
     assert [summary.ceiling for summary in summaries if summary] == [smaller] * 15
 
 
+@pytest.mark.parametrize(
+    ("transports", "limited"),
+    [
+        *((name, False) for name in ("cma", "knem", "posix", "shm", "sysv", "xpmem")),
+        *((name, False) for name in ("cuda_copy", "cuda_ipc", "rocm_ipc", "self")),
+        *((name, True) for name in ("tcp", "rc", "efa", "rocm_copy", "gdr_copy")),
+        ("tcp,self", False),
+    ],
+)
+def test_a_card_limits_no_row_that_may_stay_within_a_host(tmp_path: Path, transports: str, limited: bool) -> None:
+    machine = "[machine]\nnics = 1\nnic_rate = '200 Gb/s'\nsource = 'made by a test'\n"
+    summaries = [
+        result.summary for result in judged(tmp_path, NORMAL, more=accepted(*transports.split(",")) + machine).results
+    ]
+    assert {summary.ceiling for summary in summaries if summary} == {25e9 if limited else 0.0}
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1e3", "many", ""])
+def test_a_row_of_an_unknown_number_of_transfers_counts_one(tmp_path: Path, count: str) -> None:
+    results = judged(tmp_path, re.sub(r"(--num_iter=N.*: )160", rf"\g<1>{count}", NORMAL)).results
+    assert {result.summary.transfers for result in results if result.summary} == {1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks"), [((), ""), ((2,), ", 2 ranks"), ((4, 2), ", 4 ranks"), ((2, 4), ", 4 ranks")]
+)
+def test_a_run_has_as_many_ranks_as_its_largest_group(tmp_path: Path, sizes: tuple[int, ...], ranks: str) -> None:
+    text = NORMAL.replace("ETCD Runtime: Registered as rank 0 item 1 of 2\n", "")
+    lines = (f"ETCD Runtime: Registered as rank {rank} item {rank + 1} of {size}\n" for rank, size in enumerate(sizes))
+    notes = judged(tmp_path, text + "".join(lines)).notes
+    assert f"nixlbench: UCX WRITE DRAM:DRAM{ranks}, --device_list=all" in notes
+
+
 #: A row whose transfers take the same time each.
 STEADY = ASIO.replace("36814.0 ", "4200.0  ")
 

@@ -119,6 +119,11 @@ class TestOrders:
         assert (done.faults, done.complete) == ((), True)
         assert done.count < 8
 
+    def test_only_two_claims_that_begin_with_a_write_change_places(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        subject = Mixed("helpers.race_functions:tries_again", "helpers.race_functions:looks_and_tries_again")
+        done = try_orders(path, direct, subject, group="/o/")
+        assert (done.faults, done.complete, done.count) == ((), True, 1)
+
     def test_orders_without_time_are_counted(self, path: EtcdProxy, direct: EtcdClient) -> None:
         done = orders(path, direct, "helpers.race_functions:locked_read_modify_write", budget=0.0)
         assert (done.count, done.complete, done.faults) == (1, False, ())
@@ -183,6 +188,35 @@ def test_the_answer_says_which_of_two_requests_at_the_same_time_came_first(
     ]
     clients: Any = [SimpleNamespace(requests=first), SimpleNamespace(requests=second)]
     assert overlap(clients, ["a", "b"], {}).startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("steps", "cause"),
+    [
+        ("b+b b* a+a a*", EARLY),
+        ("b+b b* a+a b* a*", TOGETHER),  # the first list is not the one that counts
+        ("b+b b* a+a b*", ""),
+        ("a+a b* a+c b+b", ""),  # no key of its own was there when it listed them
+        ("b+k b=k a+k a=k", ""),  # one key is no list
+        ("a+k b+k a=k b=k", ""),
+        ("a=k b=k a+k b+k", "a and b read '/t/k' before any of them wrote it, and none of them took etcd's lock"),
+        ("a=k a+k b=k b+k", ""),
+    ],
+)
+def test_two_claims_overlap_only_in_these_orders(steps: str, cause: str) -> None:
+    clients: dict[str, list[Request]] = {"a": [], "b": []}
+    written: list[bytes] = []
+    for sent, step in enumerate(steps.split(), 1):
+        client, verb, key = step[0], step[1], f"/t/{step[2:]}".encode()
+        written += [key] if verb == "+" else []
+        access = Access(key, b"/t0" if verb == "*" else key + b"\0", verb == "+")
+        method, answer = ("Put", b"") if verb == "+" else ("Range", b" ".join(written))
+        clients[client].append(Request(client, sent, method, key.decode(), (access,), answer=answer, sent=sent))
+    for request in clients["a"] + clients["b"]:
+        request.answered = request.sent
+    proxies: Any = [SimpleNamespace(requests=requests) for requests in clients.values()]
+    text = overlap(proxies, ["a", "b"], {})
+    assert text[: len(cause) or None] == cause
 
 
 class TestAmplified:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -419,3 +420,16 @@ def test_a_refusal_is_one_line_whatever_the_words_are(
 def test_python_m_runs_the_command() -> None:
     command = [sys.executable, "-m", "pytest_nixl", "explain", "--findings", "--json"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("command", "least"), [((), 10), (("profile",), 4)])
+def test_each_command_says_what_it_does(
+    command: tuple[str, ...], least: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+    listed = capsys.readouterr().out.partition("positional arguments:\n")[2].partition("\n\n")[0]
+    texts = re.findall(r"^    \w+(.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+    assert len(texts) >= least
+    assert [text for text in texts if len(text.split()) < 3] == []

@@ -214,6 +214,7 @@ def test_commands_name_the_suites_as_they_are_installed(
     [
         (["xyzzy"], "no entry matches: give the line as it was printed, or one word of it, --checks or --findings"),
         (["memlick"], "no entry matches: did you mean memlock?"),
+        (["Nixl_Err_Bakcend"], "no entry matches: did you mean nixl_err_backend?"),
         (["NIXL", "compatibility", "hash", "mismach"], "no entry matches: give the line as it"),
         (["FlashInfer", "is", "not", "installed"], "no entry matches: "),
         (["OSError: [Errno 12] Cannot allocate memory"], "no entry matches: "),

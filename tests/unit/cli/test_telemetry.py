@@ -201,6 +201,7 @@ def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM, "--json", "--max-expired=1") == FAILED
     document = json.loads(capsys.readouterr().out)
     assert document["verdict"] == "FAIL"
+    assert (document["processes"], "not an address of this host" in document["why"]) == ([], False)
     assert [
         (figure["name"], figure["verdict"], figure["value"], figure["at_most"]) for figure in document["values"]
     ] == [

@@ -19,6 +19,7 @@ from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint, parse_endpoints
         ("etcd:1", Endpoint("http", "etcd", 1), "http://etcd:1"),
         ("HTTP://h:65535", Endpoint("http", "h", 65535), "http://h:65535"),
         ("http://etcd-0.my_ns.svc.:2379", Endpoint("http", "etcd-0.my_ns.svc.", 2379), "http://etcd-0.my_ns.svc.:2379"),
+        (f"{63 * 'a'}.b:1", Endpoint("http", f"{63 * 'a'}.b", 1), f"http://{63 * 'a'}.b:1"),
         ("http://[::1]:2379", Endpoint("http", "::1", 2379), "http://[::1]:2379"),
         ("[fe80::1%eth0]:2379", Endpoint("http", "fe80::1%eth0", 2379), "http://[fe80::1%eth0]:2379"),
         ("https://me:secret@h:2379", Endpoint("https", "h", 2379, "me", "secret"), "https://h:2379"),
@@ -69,6 +70,10 @@ def test_a_list_keeps_its_order() -> None:
         ("http://[::g]:1", "'http://[::g]:1' has the host '[::g]', which is neither a name nor an address"),
         ("http://[]:1", "'http://[]:1' has the host '[]', which is neither a name nor an address"),
         ("http://a..b:1", "'http://a..b:1' has the host 'a..b', which is neither a name nor an address"),
+        *(
+            (f"http://{host}:1", f"'http://{host}:1' has the host '{host}', which is neither a name nor an address")
+            for host in (f"{64 * 'a'}.b", f"b.{64 * 'a'}")
+        ),
         ("http://.:1", "'http://.:1' has the host '.', which is neither a name nor an address"),
         ("http://h:0", "'http://h:0' has the port 0, which is not between 1 and 65535"),
         ("h:65536", "'h:65536' has the port 65536, which is not between 1 and 65535"),

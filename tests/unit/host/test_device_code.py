@@ -60,6 +60,10 @@ def test_every_part_of_every_bundle_is_read(tmp_path: Path) -> None:
     path = library(tmp_path / "lib.so", first + bytes(16) + second)
     assert device_code(path) == DeviceCode(path, (80, 90, 103), (90,))
     assert device_code(library(tmp_path / "none.so", b"")) is None
+    # Bundles without parts, and without a header.
+    nothing = struct.pack("<IHHQ", 0xBA55ED50, 1, 0, 0)
+    path = library(tmp_path / "more.so", bundle() + nothing + first)
+    assert device_code(path) == DeviceCode(path, (80, 90), ())
 
 
 def test_damaged_code_ends(tmp_path: Path) -> None:

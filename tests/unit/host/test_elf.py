@@ -82,6 +82,19 @@ def test_a_missing_library_is_named_with_who_needs_it(library: ELFFile, tmp_path
     assert (lacking.soname, lacking.needed_by, lacking.versions) == ("libc.so.0", str(path), ())
 
 
+def test_each_version_that_a_library_lacks_is_named(library: ELFFile, tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    content = path.read_bytes()
+    versions = {version for listed in read_elf(str(path)).versions.values() for version in listed}
+    assert len(versions) > 1
+    for version in versions:
+        strange = version[:-1] + "X"
+        path.write_bytes(content.replace(f"\0{version}\0".encode(), f"\0{strange}\0".encode()))
+        read_elf.cache_clear()
+        lacking = missing(str(path), {})
+        assert {(lack.needed_by, lack.versions) for lack in lacking} == {(str(path), (strange,))}
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -42,6 +42,29 @@ def test_hidden_value_is_read_as_it_is_and_not_written() -> None:
     assert "Sw0rdfish" not in str(to_plain(environment)) + repr(environment)
 
 
+STEERING = """
+    UCX_X NIXL_X NIXLBENCH_X XFERBENCH_X FI_X OFI_X RDMAV_X IBV_X MLX5_X EFA_X NCCL_X GDRCOPY_X ETCD_X ETCDCTL_X
+    PYTEST_NIXL_X NVIDIA_X CUDA_X SGLANG_DISAGGREGATION_X TRTLLM_NIXL_X RAY_NIXL_X MX_NIXL_X DYN_KVBM_NIXL_X GRPC_X
+    VLLM_NIXL VLLM_X_NIXL_X VLLM_ALL2ALL_BACKEND PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF
+    LD_LIBRARY_PATH LD_PRELOAD HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY GRPC_PROXY http_proxy https_proxy all_proxy
+    no_proxy grpc_proxy no_grpc_proxy
+"""
+LAUNCHERS = """
+    SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NODEID SLURM_NTASKS SLURM_PROCID
+    SLURM_LOCALID SLURM_STEP_ID SLURM_NODELIST OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK
+    OMPI_COMM_WORLD_LOCAL_SIZE PMI_RANK PMI_SIZE PMIX_RANK RANK WORLD_SIZE LOCAL_RANK JOB_COMPLETION_INDEX
+    LWS_WORKER_INDEX LWS_GROUP_SIZE KUBERNETES_SERVICE_HOST POD_NAME POD_NAMESPACE NODE_NAME HOSTNAME
+"""
+
+
+def test_variables_are_recorded_by_what_they_concern() -> None:
+    steering, launchers = set(STEERING.split()), set(LAUNCHERS.split())
+    others = {f"MY_{name}" for name in steering | launchers} | {f"{name}_OLD" for name in launchers}
+    environment = read_environment(FactsRoot(), dict.fromkeys((*steering, *launchers, *others, "UCX", "LD_DEBUG"), "1"))
+    assert environment.steering.keys() == steering
+    assert environment.launcher.keys() == launchers
+
+
 def test_value_that_was_hidden_in_a_recorded_tree_is_no_value(tree: Tree, tmp_path: Path) -> None:
     recorded = tree.copy(tmp_path / "tree")
     recorded.variable("UCX_OF_TOMORROW", HIDDEN)
@@ -59,6 +82,32 @@ def test_etcd_that_a_variable_exempts_from_the_proxy_is_no_fault(
     etcd = "http://root:Sw0rdfish-1@etcd.svc:2379"
     judgement = judged(facts, {"NIXL_ETCD_ENDPOINTS": etcd, "grpc_proxy": "http://proxy:3128", variable: exempt})
     assert judgement.verdict is verdict, judgement
+
+
+@pytest.mark.parametrize(
+    ("variable", "wrong", "right"),
+    [
+        ("FI_EFA_USE_DEVICE_RDMA", "0 false No OFF", "1 true yes on"),
+        ("FI_HMEM_DISABLE_P2P", "1 True yes ON", "0 false no off"),
+        ("UCX_IB_GPU_DIRECT_RDMA", "n No 0 off", "y yes 1 try"),
+        ("RDMAV_FORK_SAFE", "1", ""),
+        ("IBV_FORK_SAFE", "1", ""),
+        (
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "expandable_segments:True",
+            "expandable_segments:False my_expandable_segments:True",
+        ),
+        ("PYTORCH_ALLOC_CONF", "a:1,expandable_segments:true", "a:1 expandable_segments:Truer"),
+        ("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.99 fe80::9", "127.0.0.1 0.0.0.0 ::1 :: 10.0.0.11 a-name"),
+    ],
+)
+def test_a_value_that_contradicts_this_host_is_named(variable: str, wrong: str, right: str, facts: Facts) -> None:
+    for value in wrong.split():
+        judgement = judged(facts, {variable: value})
+        assert judgement.verdict is Verdict.FAIL
+        assert variable in judgement.reason
+        assert variable in judgement.remedy
+    assert {judged(facts, {variable: value}).verdict for value in ("", *right.split())} == {Verdict.PASS}
 
 
 def test_answer_of_a_check_has_no_secret(facts: Facts) -> None:

@@ -32,6 +32,8 @@ from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
 from pytest_nixl.host.software import library, ucx_warnings, unused_variables
+from pytest_nixl.host.system import Memlock
+from pytest_nixl.host.ucx_rdma import other_abi
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import close_supervisor
@@ -157,7 +159,10 @@ def test_the_memory_of_each_numa_node_is_in_bytes(healthy: Tree, tmp_path: Path)
     for number in range(2):
         text = f"Node {number} MemTotal: {number + 1} kB\nNode {number} MemFree: 9 kB"
         tree.write(f"/sys/devices/system/node/node{number}/meminfo", text)
-    numa = gather(FactsRoot(tree.folder), environ={}).host.numa
+    tree.write("/proc/meminfo", "MemTotal: 4 kB\nMemFree: 9 kB\nMemAvailable: 3 kB")
+    host = gather(FactsRoot(tree.folder), environ={}).host
+    assert (host.memory.value, host.available.value) == (4096, 3072)
+    numa = host.numa
     assert [(each.number, each.memory) for each in numa] == [(0, 1024), (1, 2048)]
 
 
@@ -296,6 +301,20 @@ def test_warning_of_ucx_about_unused_variables_is_parsed() -> None:
     assert ucx_warnings(log) == ["it is slow", "no device"]
 
 
+def test_what_libibverbs_says_of_each_device_is_read() -> None:
+    text = "Driver {} does not support the kernel ABI of 3 (supports 1 to 1)"
+    log = "".join(
+        f"{start} {text.format(name)} for device {device}\n"
+        for start, name, device in (
+            ("libibverbs: Warning:", "efa", "/sys/class/infiniband_verbs/uverbs0"),
+            ("libibverbs: Warning:", "mlx5", "/sys/class/infiniband_verbs/uverbs1"),
+            ("libibverbs: Warning:", "mlx5", "/"),
+            ("another: Warning:", "mlx5", "/sys/class/infiniband_verbs/uverbs2"),
+        )
+    )
+    assert other_abi(log) == {"uverbs0": text.format("efa"), "uverbs1": text.format("mlx5")}
+
+
 # Ranks.
 
 
@@ -318,8 +337,19 @@ def rates(facts: Facts, value: float) -> Facts:
     return replace(facts, rdma=(slow, *facts.rdma[1:]))
 
 
-def driver(facts: Facts, value: str) -> Facts:
-    return replace(facts, gpu=replace(facts.gpu, driver=Fact(value, "made by a test")))
+def interface_rate(facts: Facts, value: float) -> Facts:
+    nics = tuple(replace(nic, rate=value) for nic in facts.network.nics)
+    return replace(facts, network=replace(facts.network, nics=nics))
+
+
+def gpu(facts: Facts, **changes: object) -> Facts:
+    values = {name: Fact(value, "made by a test") for name, value in changes.items()}
+    return replace(facts, gpu=replace(facts.gpu, **values))  # type: ignore[arg-type]
+
+
+def host(facts: Facts, **changes: object) -> Facts:
+    values = {name: Fact(value, "made by a test") for name, value in changes.items()}
+    return replace(facts, host=replace(facts.host, **values))  # type: ignore[arg-type]
 
 
 SPACE = "NIXL_ETCD_NAMESPACE"
@@ -328,12 +358,25 @@ ODD: list[tuple[str, Callable[[Facts], Facts], str, str]] = [
     ("NIXL", lambda facts: software(facts, nixl="1.4.1"), "1.4.1", "1.5.0"),
     ("UCX", lambda facts: software(facts, ucx="1.19.0"), "1.19.0", "1.21.0"),
     ("libfabric", lambda facts: software(facts, libfabric="1.22"), "1.22", "2.3"),
-    ("the GPU driver", lambda facts: driver(facts, "550.54.15"), "550.54.15", "570.133.20"),
+    ("NIXL's package", lambda facts: software(facts, nixl_package="nixl-cu13"), "nixl-cu13", "nixl-cu12"),
+    ("Python", lambda facts: software(facts, python="3.9.1"), "3.9.1", "3.12.3"),
+    ("the EFA installer", lambda facts: software(facts, efa_installer="1.2"), "1.2", "1.43.2"),
+    ("the architecture", lambda facts: host(facts, architecture="aarch64"), "aarch64", "x86_64"),
+    ("the kernel", lambda facts: host(facts, kernel="5.4.0"), "5.4.0", "6.8.0-1030-aws"),
+    ("locked memory", lambda facts: host(facts, memlock=Memlock(65536, None, privileged=False)), "64 KiB", "unlimited"),
+    ("the GPU driver", lambda facts: gpu(facts, driver="550.54.15"), "550.54.15", "570.133.20"),
+    ("CUDA", lambda facts: gpu(facts, cuda="12.2"), "12.2", "12.8"),
+    ("DMA-BUF", lambda facts: gpu(facts, dma_buf=False), "False", "True"),
     ("the MTU of the interface of the default route", lambda facts: mtu(facts, 1500), "1500", "9001"),
     ("RDMA devices", lambda facts: rates(facts, 25e9 / 8), "31 at 100 Gb/s, 1 at 25 Gb/s", "32 at 100 Gb/s"),
     ("UCX_TLS", lambda facts: steering(facts, UCX_TLS="tcp"), "tcp", "not set"),
+    ("UCX_NET_DEVICES", lambda facts: steering(facts, UCX_NET_DEVICES="a:1"), "a:1", "not set"),
     (SPACE, lambda facts: steering(facts, **{SPACE: "/nixl/agents"}), "/nixl/agents", "/nixl/agents/ (the default)"),
 ]
+
+
+#: Differences that may be meant.
+MILD = {"Python", "the EFA installer", "the kernel", "DMA-BUF", "UCX_NET_DEVICES"}
 
 
 @pytest.mark.parametrize(("subject", "change", "odd", "usual"), ODD, ids=[case[0] for case in ODD])
@@ -343,11 +386,20 @@ def test_rank_that_differs_is_named(
     [finding] = compare_hosts([node, node, change(node), node])
     assert finding.subject == subject
     assert finding.odd == (2,)
-    assert finding.judgement.verdict is Verdict.FAIL
+    assert finding.judgement.verdict is (Verdict.WARN if subject in MILD else Verdict.FAIL)
     reason, node_text = finding.judgement.reason.split(";")[:2]
     assert f"rank 2 (node-a) has {odd}" in reason
     assert node_text.endswith(f"the other 3 have {usual}")
     assert finding.judgement.remedy
+
+
+def test_a_slower_interface_of_the_default_route_is_named(node: Facts) -> None:
+    hosts = [interface_rate(node, rate / 8) for rate in (25e9, 100e9, 100e9)]
+    [finding] = compare_hosts(hosts)
+    assert finding.judgement.reason == (
+        "the rate of the interface of the default route differs: rank 0 (node-a) has 25 Gb/s; the other 2 have 100 Gb/s"
+    )
+    assert compare_hosts([node, *hosts[1:]]) == (), "what is not known of a rank is not compared"
 
 
 def test_both_of_two_different_ranks_are_named(node: Facts) -> None:
@@ -415,14 +467,17 @@ def test_doctor_judges_a_recorded_tree(healthy: Tree, tmp_path: Path) -> None:
     assert "\033[" not in bad.stdout
 
 
-def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree) -> None:
+def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
+    tree = healthy.copy(tmp_path / "tree")
+    tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
+    tree.remove("/dev/gdrdrv")
     arguments = [
         sys.executable,
         "-m",
         "pytest_nixl.cli",
         "doctor",
-        f"--root={healthy.folder}",
+        f"--root={tree.folder}",
         "--profile=p5.48xlarge",
         "-v",
     ]
@@ -433,8 +488,10 @@ def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree) -> None:
             while chunk := os.read(ours, 1 << 16):
                 shown += chunk
     os.close(ours)
-    assert doctor.returncode == 0
+    assert doctor.returncode == 1
     assert "\033[32mPASS            nixl-loads" in shown.decode()
+    assert "\033[33mWARN            gdrcopy" in shown.decode()
+    assert "\033[31mFAIL            rdma-ports" in shown.decode()
     assert "\033[2mNOT-APPLICABLE  nic-rate" in shown.decode()
 
 

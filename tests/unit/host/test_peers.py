@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,7 +16,7 @@ import pytest
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import side_channel
 from pytest_nixl.host.facts import Facts, read_environment
-from pytest_nixl.host.network import ReachedPeer, read_side_channels
+from pytest_nixl.host.network import ReachedPeer, read_peers, read_side_channels
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -47,6 +48,22 @@ def saying(greeting: bytes) -> Iterator[str]:
         yield name
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def test_each_peer_has_its_own_addresses() -> None:
+    with listening() as (_, name):
+        peers = read_peers(FactsRoot(), [name, "127.0.0.2", f"{63 * 'a'}.invalid:9"])
+    assert peers[:2] == (ReachedPeer(name, ("127.0.0.1",), ""), ReachedPeer("127.0.0.2", ("127.0.0.2",), ""))
+    assert (peers[2].addresses, peers[2].fault.partition(" (")[0]) == ((), "its name does not resolve")
+
+
+@pytest.mark.parametrize("read", [read_peers, read_side_channels])
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "a..b", ".a", ":9", 64 * "a", f"b.{64 * 'a'}:9", "a:123456", "[x]"])
+def test_a_name_that_no_resolver_takes_is_refused(
+    name: str, read: Callable[[FactsRoot, list[str]], tuple[ReachedPeer, ...]]
+) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(repr(name))} cannot be parsed: expected HOST or HOST:PORT"):
+        read(FactsRoot(), ["127.0.0.1:9", name])
 
 
 def judged(*names: str) -> Judgement:

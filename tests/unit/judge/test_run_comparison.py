@@ -497,6 +497,13 @@ def test_variables_that_steer_transports_are_kept_without_secrets() -> None:
     }  # fmt: skip
 
 
+def test_each_library_below_nixl_has_variables_that_are_kept() -> None:
+    prefixes = ("UCX", "NIXL", "FI", "NCCL", "CUDA", "NVIDIA", "IBV", "RDMAV", "MLX4", "MLX5", "OMP", "MALLOC")
+    kept = {f"{prefix}_X": "1" for prefix in prefixes} | {"LD_LIBRARY_PATH": "/a", "LD_PRELOAD": "b.so"}
+    others = {f"MY_{name}": "1" for name in kept} | {f"{prefix}X": "1" for prefix in prefixes}
+    assert steering({**kept, **others, "LD_LIBRARY_PATH_64": "/b", "MLX6_X": "1"}) == kept
+
+
 def test_the_image_comes_from_its_setting_the_environment_or_the_downward_api(tmp_path: Any) -> None:
     """The kubelet writes the files as sorted lines of ``key="escaped value"``."""
     environ = {"NIXL_PODINFO": str(tmp_path)}

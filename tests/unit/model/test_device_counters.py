@@ -54,6 +54,16 @@ def test_four_devices_moved_the_recorded_payload_by_rdma() -> None:
     assert run.contradiction(["efa"]) == ""
 
 
+@pytest.mark.parametrize(
+    ("counter", "op"),
+    [("tx_bytes", "WRITE"), ("rx_bytes", "READ"), ("rdma_write_bytes", "WRITE"), ("rdma_read_bytes", "READ")],
+)
+def test_each_counter_counts_the_bytes_of_one_operation(counter: str, op: str) -> None:
+    moved = between(f"a {counter}=1", f"a {counter}=8")["a"]
+    for other in ("WRITE", "READ"):
+        assert (moved.counts(other), moved.carried(other)) == ((True, 7) if other == op else (False, 0))
+
+
 def test_device_whose_rdma_counter_is_unchanged_carried_nothing() -> None:
     moved = between("rdmap1s0 tx_bytes=0 rdma_write_bytes=0", "rdmap1s0 tx_bytes=900 rdma_write_bytes=0")
     assert moved["rdmap1s0"].carried("WRITE") == 0

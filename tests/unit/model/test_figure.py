@@ -32,6 +32,8 @@ def test_a_figure_has_every_label_of_its_kind() -> None:
     ("unit", "value", "text"),
     [(SECONDS, 12.34, "12.3 s"), (SECONDS, 0.0631, "63.1 ms"), (SECONDS, 0.63149, "631 ms"), (SECONDS, 2e-5, "20 us"),
      (SECONDS, 2e-7, "0.2 us"), (BYTES, 1.764e6, "1.76 MB"), (BYTES, 612, "612 B"), (BYTES, 2500, "2.5 KB"),
+     (BYTES, 999, "999 B"), (BYTES, 1e3, "1 KB"), (BYTES, 1e6, "1 MB"), (BYTES, 1e9, "1 GB"),
+     (SECONDS, 1.0, "1 s"), (SECONDS, 1e-3, "1 ms"), (SECONDS, 1e-6, "1 us"), (SECONDS, -0.5, "-500 ms"),
      (PER_SECOND, 12345.6, "12346/s"), (BANDWIDTH, 1.234e10, "12.3 GB/s")],
 )  # fmt: skip
 def test_values_are_shown_with_their_unit(unit: Any, value: float, text: str) -> None:
@@ -95,6 +97,14 @@ def test_the_table_has_a_column_of_limits_only_if_there_is_one() -> None:
     assert plain.endswith("1.27 ms  -")
     assert heads.index(" of ") == len("kv-request-p50 "), "each column has its own width"
     assert line.endswith("1.27 ms  at most 50 ms")
+
+
+@pytest.mark.parametrize("longest", range(3))
+@pytest.mark.parametrize("changes", [{"name": "n" * 40}, {"labels": {"op": "o" * 90}}, {"value": 12345.678}])
+def test_every_line_of_the_table_has_its_columns_below_each_other(longest: int, changes: dict[str, Any]) -> None:
+    figures = [replace(FIGURE, **changes) if number == longest else FIGURE for number in range(3)]
+    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=tuple(figures))
+    assert len({len(line.text) for line in figure_lines([result], gate=False)}) == 1
 
 
 def test_the_table_is_limited_in_length() -> None:

@@ -25,6 +25,13 @@ from pytest_nixl.model.transports import cards, is_network, ucx_tls_allows
         ("cuda_copy/cuda", False),
         ("self/memory", False),
         ("FILE/ext4", False),
+        *((name, True) for name in ("ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "rc", "rc_v", "rc_x", "rc_verbs")),
+        *((name, True) for name in ("rc_gda", "dc", "dc_x", "dc_mlx5", "cxi", "opx", "psm2", "psm3", "verbs", "efa")),
+        *((name, True) for name in ("srd", "efa-emulated", "srd-emulated", "sockets", "tcp;ofi_rxm", "rc:aux/mlx5_0")),
+        *(
+            (name, False)
+            for name in ("knem", "xpmem", "shm", "gdr_copy", "rocm_ipc", "ze_ipc", "gaudi_gdr", "rc_y", "")
+        ),
     ],
 )
 def test_transports_that_use_a_network_card_are_known(transport: str, network: bool) -> None:
@@ -54,5 +61,18 @@ def test_groups_of_ucx_tls_contain_their_transports() -> None:
     assert ucx_tls_allows("tcp,cma", ["posix", "cma"])
     assert ucx_tls_allows("rc", ["rc_mlx5"])
     assert ucx_tls_allows("ib", ["srd"])
-    assert ucx_tls_allows("cuda", ["cuda_ipc"])
+    for group, names in {
+        "cuda": ("cuda_copy", "cuda_ipc", "gdr_copy"),
+        "shm": ("cma", "knem", "posix", "shm", "sysv", "xpmem"),
+        "sm": ("cma", "knem", "posix", "shm", "sysv", "xpmem"),
+        "mm": ("posix", "shm", "sysv", "xpmem"),
+        "ib": ("rc", "rc_mlx5", "dc_x", "ud_verbs", "efa", "srd", "srd-emulated"),
+        "all": ("tcp", "self", "rocm_ipc"),
+    }.items():
+        for name in names:
+            assert ucx_tls_allows(group, [name])
+            assert not ucx_tls_allows(f"^{group}", [name])
+            assert ucx_tls_allows(f"tcp,\\{group}:aux", ["self", name])
+    assert not any(ucx_tls_allows("mm", [name]) for name in ("cma", "knem", "tcp"))
+    assert not any(ucx_tls_allows("ib", [name]) for name in ("tcp", "cma", "cuda_ipc"))
     assert not ucx_tls_allows("rc", ["dc_mlx5", "cma"])

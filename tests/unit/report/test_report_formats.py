@@ -25,6 +25,7 @@ from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSumma
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
+from pytest_nixl.report.charts import latency as latency_cards
 from pytest_nixl.report.charts import nice_step, value_axis
 from pytest_nixl.report.files import csv_text, write_report
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
@@ -535,6 +536,42 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
         for pair, rate in rates.items()
     }
     assert card.summary == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
+
+
+def test_the_filter_of_the_page_finds_a_row_by_all_its_ranks() -> None:
+    good, lost = (RowKey.parse(key("64MiB", "WRITE", pair)) for pair in ("2-7", "7-3"))
+    results = (
+        Result("bandwidth", "", Verdict.PASS, row=good),
+        Result("bandwidth", "", Verdict.ERROR, "rank 9 died, and rank 3 waited", row=lost),
+        Result("etcd-answers", "", Verdict.WARN, "rank 4 on node-a and rank 11 have another one"),
+    )
+    text = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results), "r")))
+    for row, ranks in ((good, "2 7"), (lost, "7 3")):
+        assert re.search(rf'<tr id="row-{re.escape(str(row))}"[^>]* data-rank="{ranks}"', text)
+    assert 'data-rank="7 3 9"' in text
+    assert 'data-rank="4 11"' in text
+
+
+def test_ranks_and_sizes_are_in_order_whatever_the_record_has() -> None:
+    pairs = [(16, 3), (8, 1), (3, 16), (1, 8)]
+    for order in (pairs, pairs[::-1]):
+        rows = {key("1MiB", "WRITE", f"{first}-{second}"): [1.0 + first] for first, second in order}
+        [card] = matrices(parse_recorded(record("image:1", rows), "r.json"))
+        assert ([rank for rank, _ in card.rows], list(card.targets)) == ([1, 3, 8, 16], [1, 3, 8, 16])
+        measured = {
+            (rank, target)
+            for rank, cells in card.rows
+            for target, cell in zip(card.targets, cells, strict=True)
+            if cell
+        }
+        assert measured == set(pairs)
+    sizes = {key(size): [float(number)] for number, size in enumerate(("4KiB", "64KiB", "1MiB"), 1)}
+    for draw in (bandwidth_cards, latency_cards):
+        first, second = (
+            draw(parse_recorded(record("image:1", dict(items)), "r.json"))
+            for items in (sizes.items(), reversed(sizes.items()))
+        )
+        assert first == second != []
 
 
 @pytest.mark.parametrize("value", [1.0, 1.01, 2.0, 2.3, 2.6, 4.9, 5.1, 9.9, 0.03, 7e9])
