@@ -456,6 +456,25 @@ def test_ports_on_one_host_must_differ(tmp_path: Path) -> None:
     assert wrong(compared(tmp_path, sides)) == {"ports"}
 
 
+@pytest.mark.parametrize(
+    ("port", "fails"),
+    [("0", True), ("65535", False), ("65536", True), ("100000", True), ("8e3", True), ("\u0663", True)],
+)
+def test_a_port_is_a_number_up_to_65535(port: str, fails: bool, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["options"]["--port"] = port
+    assert wrong(compared(tmp_path, sides)) == ({"ports"} if fails else set())
+
+
+@pytest.mark.parametrize("addresses", [("localhost", "10.0.0.1"), ("10.0.0.1", "127.0.0.1")])
+def test_neither_side_has_a_store_on_loopback(addresses: tuple[str, str], tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for side, address in zip(sides.values(), addresses, strict=True):
+        side["env"] |= {"NIXL_ETCD_ENDPOINTS": "", "NIXL_TCPSTORE_ENDPOINT": f"{address}:29500"}
+    reasons = {result.rule.field: result.why for result in compared(tmp_path, sides).results}
+    assert "neither may be a loopback address" in reasons["NIXL_TCPSTORE_ENDPOINT"]
+
+
 def test_loopback_is_right_on_one_host(tmp_path: Path) -> None:
     sides = sides_of("SGLang")
     sides["prefill"]["options"]["--host"] = "127.0.0.1"
@@ -499,6 +518,19 @@ def test_a_backend_that_cannot_carry_the_cache(
     assert words in capsys.readouterr().out
     if given:
         assert cli.main(["connector", *paths]) == 0
+
+
+@pytest.mark.parametrize(
+    ("backends", "works"),
+    [("UCX LIBFABRIC MOONCAKE UCCL GPUNETIO", True), ("POSIX GDS GDS_MT OBJ GUSLI HF3FS INFINIA AZURE_BLOB", False)],
+)
+def test_only_a_backend_between_agents_carries_the_cache(backends: str, works: bool, tmp_path: Path) -> None:
+    for backend in backends.split():
+        sides = sides_of("SGLang")
+        for side in sides.values():
+            side["env"]["SGLANG_DISAGGREGATION_NIXL_BACKEND"] = backend
+        sentences = [result.sentence for result in compared(tmp_path, sides).results if result.verdict is Verdict.FAIL]
+        assert (sentences, works) == ([], True) or "reaches storage only" in "".join(sentences), backend
 
 
 def test_no_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,6 +590,9 @@ _SCRIPTS = [
         f'ssh -o "BatchMode yes" node "{_ADDRESS}=10.0.0.1 {_START.replace(chr(34), chr(92) + chr(34))}"',
     ),
     ("10.0.0.1", f"cat > run.txt <<END\nhow it's run\nEND\n{_ADDRESS}=10.0.0.1 {_START}"),
+    ("10.0.0.1", f"cat <<<$A; cat > run.txt <<END\nhow it's run\nEND\n{_ADDRESS}=10.0.0.1 {_START}"),
+    ("10.0.0.1", f"{_ADDRESS}=10.0.0.2\nif true; then :; fi\n{_ADDRESS}=10.0.0.1\n{_START}"),
+    ("10.0.0.1", f"{_ADDRESS}=10.0.0.2\ncase $1 in\na) :;;\nesac\n{_ADDRESS}=10.0.0.1\n{_START}"),
     ("10.0.0.1", f"{_ADDRESS}=${{A:=10.0.0.1}} {_START}"),
     ("", f"if [ $1 ]; then {_ADDRESS}=10.0.0.1; else {_ADDRESS}=10.0.0.2; fi\n{_START}"),
     ("10.0.0.1", f"start() {{\n{_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nstart"),
@@ -572,6 +607,7 @@ _SCRIPTS = [
         "10.0.0.1",
         f"run() {{  # }} is no end\n  if true; then {{ cd /; }}; fi\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1",
     ),
+    ("10.0.0.1", f"# as run() {{\nrun() {{\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1"),
     (
         "10.0.0.1",
         f"a() {{ :; }}\nb() {{\n  c() {{ :; }}\n  c\n  {_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nb\n",
@@ -596,6 +632,34 @@ def test_a_shell_script_is_read_as_a_shell_does(address: str, script: str) -> No
     assert value == address if address else not is_resolved(value)
     assert launch.options == {"--kv-transfer-config": ['{"kv_connector":"NixlConnector","kv_role":"kv_both"}']}
     assert launch.model == "m"
+
+
+_BEFORE = "export declare typeset local readonly if then elif else while until do { ! time exec env nohup"
+
+
+@pytest.mark.parametrize("word", _BEFORE.split())
+def test_a_variable_is_set_after_a_word_of_the_shell(word: str) -> None:
+    [launch] = script_launches(f"{word} {_ADDRESS}=10.0.0.1\n{_START}", {})
+    assert launch.environment[_ADDRESS] == "10.0.0.1"
+
+
+@pytest.mark.parametrize("before", ["", "  local ", "declare -a ", "readonly "])
+def test_an_array_may_be_declared(before: str) -> None:
+    [launch] = script_launches(f'{before}A=(--port 1\n  # a comment\n --seed 2)\nvllm serve m "${{A[@]}}"', {})
+    assert launch.options == {"--port": ["1"], "--seed": ["2"]}
+
+
+@pytest.mark.parametrize(
+    ("run", "engine"),
+    [
+        ("docker run a/vllm-openai:v1", "vLLM"),
+        ("podman --remote run vllm", "vLLM"),
+        ("/bin/nerdctl run a/sglang@sha256:0", "SGLang"),
+    ],
+)
+def test_each_program_runs_each_engines_image(run: str, engine: str) -> None:
+    [launch] = script_launches(f"{run} --dtype half", {})
+    assert (launch.engine, launch.options) == (engine, {"--dtype": ["half"]})
 
 
 @pytest.mark.parametrize(
@@ -631,13 +695,16 @@ def test_a_text_in_a_script_is_the_value_of_its_variable(value: str) -> None:
         ("ROLE=prefill", {"--port", "--kv-cache-dtype"}),
         ("ROLE=decode", {"--port"}),
         ("ROLE=other", {"--port", "--seed"}),
+        ("ROLE=prefill\nROLE=decode", {"--port"}),
+        ("ROLE", {"--port"}),
     ],
 )
 def test_the_branch_of_a_role_is_taken(role: str, options: set[str], tmp_path: Path) -> None:
     path = tmp_path / "engine.sh"
     path.write_text(
         f"tee config <<E\na: {role}\nE\nexport {role}\nA=(--port 1)\n"
-        'case "$ROLE" in\n prefill|p*) A+=(--kv-cache-dtype fp8) ;;\n'
+        'echo lowercase "$ROLE" in case "$ROLE" inside\n'
+        'case "$ROLE" in\n prefill|p*) A+=(--kv-cache-dtype fp8_esac) ;;\n'
         ' decode) ;;\n *) A+=(--seed 1) ;;\nesac\nvllm serve m "${A[@]}"\n'
     )
     assert set(read_engine(str(path)).launch.options) == options
@@ -716,6 +783,52 @@ def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
     sides["decode"]["options"]["--model"] = "other"
     assert cli.main(["connector", *files(tmp_path, sides)]) == 1
     assert ("; all KV goes over TCP: slow; correct them from the top" in capsys.readouterr().out) is bool(unset_on)
+
+
+_DEVICES = "eth0 eno1 ens3f0 enp1s0 enx0 enP2p1s0 bond0 team0 br-ex net1 hsn0 ib0"
+
+
+@pytest.mark.parametrize("device", _DEVICES.split())
+def test_a_network_interface_is_not_an_rdma_device(device: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["env"]["UCX_NET_DEVICES"] = device
+    assert wrong(compared(tmp_path, sides)) == {"UCX_NET_DEVICES"}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("backend", "setting"),
+    [
+        ("UCX", "UCX_PROTO_ENABLE=Off"),
+        ("UCX", "UCX_IB_GPU_DIRECT_RDMA=N"),
+        ("UCX", "UCX_RNDV_SCHEME=PUT_ppln"),
+        ("LIBFABRIC", "FI_PROVIDER=TCP;ofi_rxm"),
+        ("LIBFABRIC", "FI_EFA_USE_DEVICE_RDMA=False"),
+        ("LIBFABRIC", "FI_HMEM_DISABLE_P2P=Yes"),
+    ],
+)
+def test_a_slow_setting_is_read_in_any_case(backend: str, setting: str, role: str, tmp_path: Path) -> None:
+    name, _, value = setting.partition("=")
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["transfer"]["kv_connector_extra_config"] = {"backends": [backend]}
+    sides[role]["env"][name] = value
+    comparison = compared(tmp_path, sides)
+    assert wrong(comparison) | doubtful(comparison) == {"slow settings"}
+
+
+@pytest.mark.parametrize(
+    ("memories", "warned"),
+    [(("cuda", "xpu"), True), (("xpu", None), False), ((None, "xpu"), False), (("xpu", "xpu"), False)],
+)
+def test_only_two_kinds_of_memory_that_are_set_are_warned(
+    memories: tuple[str | None, str | None], warned: bool, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side, memory in zip(sides.values(), memories, strict=True):
+        side["transfer"].pop("kv_buffer_device")
+        side["transfer"] |= {"kv_buffer_device": memory} if memory else {}
+    assert ("kv_buffer_device" in doubtful(compared(tmp_path, sides))) is warned
 
 
 @pytest.mark.parametrize(("memory", "verdict"), [("cuda", Verdict.WARN), ("cpu", Verdict.PASS), (None, Verdict.WARN)])
@@ -1208,6 +1321,11 @@ def test_a_group_of_pods_shares_the_gpus(tmp_path: Path) -> None:
         ("mpirun -n 8 trtllm-llmapi-launch trtllm-serve m --tp 8", "trtllm-serve"),
         ("python3 -m lmdeploy serve api_server m --tp 1", "lmdeploy"),
         ("python3 -m dynamo.trtllm --model m", "TensorRT-LLM"),
+        *(
+            (f"./run_{word}.sh --tp 8", f"run_{word}.sh")
+            for word in ("serve", "server", "Launch", "launcher", "worker")
+        ),
+        *((f"./start -{option}=m", "start") for option in ("model", "-served-model-name", "-checkpoint-dir")),
     ],
 )
 def test_a_launcher_that_is_not_known_is_inconclusive(
