@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from helpers.cli_run import repeats
@@ -23,7 +25,7 @@ from pytest_nixl.judge.figure_bounds import judge_figures
 from pytest_nixl.model.figure import FIGURE_KINDS, Figure
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -153,6 +155,37 @@ def test_each_resource_has_a_figure_and_each_cycle_a_limit_for_it() -> None:
         missing = {f"growth-{name}" for name in (*RESOURCES, "etcd-keys")} | {"slowdown"}
         assert missing - named == ({"growth-sockets"} if kind.kept_sockets else set())
         assert all(bound.default and bound.at_most for bound in kind.limits)
+
+
+class CyclingAgent:
+    """An agent whose cycles take an eighth of a second each, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.counts = 100.0, list[int]()
+        self.worker = SimpleNamespace(timeout=1000.0)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def run(self, function: str, *, count: int, **_: object) -> dict[str, float]:
+        self.counts.append(count)
+        self.now += count / 8
+        return {**dict.fromkeys((*RESOURCES, "reference"), 1.0), "seconds": 0.125}
+
+
+@pytest.mark.parametrize(("duration", "counts"), [(0.0, [4] * 24), (400.0, [4, 8, *[16] * 200])])
+def test_samples_take_their_share_after_a_warm_up(
+    duration: float, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = CyclingAgent()
+    monkeypatch.setattr("pytest_nixl.checks.endurance.check.time", agent)
+    endurance = Endurance(cast(NixlAgent, agent), CYCLES["publication"], "UCX", duration, lambda _: 7)
+    figures = {figure.name: figure for figure in endurance.figures()}
+    assert agent.counts == [3, 4, 4, 4, *counts]
+    assert [keys for _, keys in figures["growth-etcd-keys"].samples] == [7] * len(counts)
+    agent.counts.clear()
+    endurance.figures()
+    assert agent.counts[:4] != [3, 4, 4, 4], "a second call needs no warm-up"
 
 
 @pytest.mark.soak

@@ -204,6 +204,15 @@ def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
         FI_RMA_BW.read(FABTESTS.replace("15.60", "14.88"), 65536)
 
 
+@pytest.mark.parametrize(
+    ("size", "value"), [("512", 512), ("64k", 64 << 10), ("4m", 4 << 20), ("2g", 2 << 30), ("", None)]
+)
+def test_each_size_of_fabtests_has_its_unit(size: str, value: int | None) -> None:
+    """A line without a size is not one of the table."""
+    line = f"{size}     500     31m         2.10s     {(value or 512) / 100:.2f}    100.00       0.00"
+    assert FI_RMA_BW.read(line, 1) == (None if value is None else pytest.approx(value * 1e4, rel=1e-3))
+
+
 def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
     keys = [RowKey("UCX", "WRITE", HOST, 4096 << step) for step in range(15)]
     assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]
@@ -213,7 +222,7 @@ def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
 
 #: A ucx_perftest that accepts one client, which prints the table above.
 STANDIN = f"""#!{sys.executable}
-import socket, sys
+import socket, sys, time
 if sys.argv[1] == "-p":
     socket.create_server(("", int(sys.argv[2]))).accept()
 else:
@@ -222,17 +231,27 @@ else:
 """
 
 
+@pytest.mark.parametrize("ends", [True, False])
 def test_rows_of_the_largest_depth_are_measured_again(
-    make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ends: bool, make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "ucx_perftest").write_text(STANDIN)
+    """Also with a tool that takes long, so that its present figure counts."""
+    monkeypatch.setattr("pytest_nixl.checks.raw_tools.tools.LONGEST", 60.0 if ends else 0.0)
+    monkeypatch.setattr("pytest_nixl.checks.raw_tools.tools.contention_of", lambda *_: 0.0)
+    (tmp_path / "ucx_perftest").write_text(STANDIN if ends else f"{STANDIN}    sys.stdout.flush(), time.sleep(600)\n")
     (tmp_path / "ucx_perftest").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     keys = [replace(WRITE, block=1 << 20, batch=batch, depth=depth) for batch, depth in ((1, 1), (1, 4), (4, 8))]
     figures = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/lo",))
-    results = [Result("bandwidth", "t.py::t", Verdict.PASS, row=key, summary=figures) for key in keys]
-    run = SimpleNamespace(record=SimpleNamespace(results=results), settings=make_settings())
+    verdict = Verdict.PASS if ends else Verdict.FAIL
+    figures = replace(figures, floor=0.0 if ends else 2e9)
+    results = [Result("bandwidth", "t.py::t", verdict, row=key, summary=figures) for key in keys]
+    causes: dict[RowKey, str] = {}
+    record = SimpleNamespace(results=results, explain=causes.__setitem__)
+    run = SimpleNamespace(record=record, settings=make_settings())
     cluster = SimpleNamespace(hosts=(LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), several=False)
     judgement, ratios = compare(WRITE, cast(Run, run), cast(Cluster, cluster), load_profile("loopback"))
-    assert judgement.verdict is Verdict.PASS, judgement
+    assert judgement.verdict is verdict, judgement
     assert [ratio.row for ratio in ratios] == [keys[1]]
+    cause = judgement.reason.removeprefix("UCX WRITE DRAM:DRAM of 1MiB (depth 4): ")
+    assert causes == ({} if ends else {keys[1]: cause})

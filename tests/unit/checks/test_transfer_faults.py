@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -26,7 +27,7 @@ from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_errors import WorkerDiedError
+from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError
 
 GOOD = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", "nixlRemoteDisconnectError", 0.02, wrong_bytes=0)
 Make = Callable[..., FaultOutcome]
@@ -124,6 +125,54 @@ def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
     assert environments("UCX", {}, root) == [{}, beside_gpus]
     (gpu / "class").write_text("0x068000\n")  # an NVSwitch
     assert environments("UCX", {}, root) == [{}, {"UCX_TLS": "tcp"}]
+
+
+def recorded_scene() -> MagicMock:
+    """Return a scene that records what a fault does. A double: the real faults below take seconds each."""
+    scene = MagicMock(outcome=replace(GOOD, wrong_bytes=None), op="READ")
+    scene.initiator.worker.timeout, scene.start.return_value = 60.0, [scene.again]
+    ended = {"said": "DONE", "completed": 9, "longest": 0.5, "unended": 0}
+    scene.traffic.return_value.__enter__.return_value.result.return_value = ended
+    interrupted = {"act": "returned", "seconds": 0.5, "in_flight": 4, "states": {"DONE": 4}}
+    scene.request.return_value.result.return_value = interrupted
+    scene.move.return_value, scene.changed.return_value, scene.fetch.return_value = 3, 0, 0
+    return scene
+
+
+#: The agents between which bytes are moved after each fault.
+SURVIVORS = {
+    "target-killed": "initiator third", "initiator-killed": "target third", "target-paused": "initiator target",
+    "target-stopped": "initiator third", "target-restarted": "initiator again", "listener-restarted": "initiator again",
+    "target-replaced": "initiator again", "initiator-paused": "initiator target", "target-unmapped": "initiator third",
+    "notified-after-death": "initiator third", "target-removed": "initiator third",
+    "transfer-released": "initiator third", "source-deregistered": "initiator third",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", sorted({*FAULTS, *SURVIVORS}))
+def test_the_survivor_of_each_fault_moves_bytes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_faults, "PAUSE", 0.0)
+    scene = recorded_scene()
+    assert FAULTS[fault](scene).wrong_bytes == 3
+    assert list(scene.move.call_args.args[:2]) == [getattr(scene, name) for name in SURVIVORS[fault].split()]
+
+
+@pytest.mark.parametrize(
+    ("error", "answer", "survivor"),
+    [
+        (None, "200 times", ""),
+        (NixlError("", "", "", "nixlBackendError"), "2 times and then raised nixlBackendError", ""),
+        (WorkerDiedError("a (pid 7) was ended by SIGABRT during run"), "2 times and then not", "was ended by SIGABRT"),
+    ],
+)
+def test_each_answer_to_a_notification_of_a_dead_target(error: Exception | None, answer: str, survivor: str) -> None:
+    scene = recorded_scene()
+    scene.initiator.send_notif.side_effect = [None, None, error] if error else None
+    outcome = FAULTS["notified-after-death"](scene)
+    assert (outcome.answer, outcome.survivor) == (f"send_notif returned {answer}", survivor)
+    assert outcome.wrong_bytes == (None if survivor else 3)
+    scene.target.worker.kill.assert_called_once_with()
+    assert scene.initiator.worker.timeout == 60.0, "as before"
 
 
 # The suite faults makes both with either operation.
