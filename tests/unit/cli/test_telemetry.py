@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.metrics_server import metrics_server
 
+from pytest_nixl.checks.telemetry.exporters import ScrapeError, scrape
 from pytest_nixl.cli import COULD_NOT_RUN, FAILED, PASSED, main
 
 VLLM = b"""# TYPE vllm:nixl_num_failed_transfers counter
@@ -245,9 +246,11 @@ def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_server(lambda: text, status=status) as port:
         assert main(["telemetry", f"http://127.0.0.1:{port}/?token=Sw0rdfish", "--timeout=300"]) == COULD_NOT_RUN
+        with pytest.raises(ScrapeError) as error:
+            scrape(f"http://127.0.0.1:{port}/metrics?token=Sw0rdfish", 300)
     output = capsys.readouterr()
     assert f"http://127.0.0.1:{port}/metrics?token=***" in output.err
-    assert "Sw0rdfish" not in output.out + output.err
+    assert "Sw0rdfish" not in f"{output.out}{output.err}{error.value}"
 
 
 @pytest.mark.parametrize(
