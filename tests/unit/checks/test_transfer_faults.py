@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -139,22 +141,44 @@ def recorded_scene() -> MagicMock:
     return scene
 
 
-#: The agents between which bytes are moved after each fault.
-SURVIVORS = {
-    "target-killed": "initiator third", "initiator-killed": "target third", "target-paused": "initiator target",
-    "target-stopped": "initiator third", "target-restarted": "initiator again", "listener-restarted": "initiator again",
-    "target-replaced": "initiator again", "initiator-paused": "initiator target", "target-unmapped": "initiator third",
-    "notified-after-death": "initiator third", "target-removed": "initiator third",
-    "transfer-released": "initiator third", "source-deregistered": "initiator third",
+#: For each fault the agent that is killed or stopped, or what the initiator does, and the agents that move bytes then.
+MADE = {
+    "target-killed": ("target", "initiator third"), "initiator-killed": ("initiator", "target third"),
+    "target-paused": ("target", "initiator target"), "initiator-paused": ("initiator", "initiator target"),
+    "target-stopped": ("target", "initiator third"), "target-restarted": ("target", "initiator again"),
+    "listener-restarted": ("target", "initiator again"), "target-replaced": ("replace", "initiator again"),
+    "target-unmapped": ("", "initiator third"), "notified-after-death": ("target", "initiator third"),
+    "target-removed": ("remove_remote_agent", "initiator third"),
+    "transfer-released": ("release_xfer_handle", "initiator third"),
+    "source-deregistered": ("deregister_memory", "initiator third"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", sorted({*FAULTS, *SURVIVORS}))
+@pytest.mark.parametrize("fault", sorted({*FAULTS, *MADE}))
 def test_the_survivor_of_each_fault_moves_bytes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_faults, "PAUSE", 0.0)
-    scene = recorded_scene()
+    scene, (done, moving) = recorded_scene(), MADE[fault]
     assert FAULTS[fault](scene).wrong_bytes == 3
-    assert list(scene.move.call_args.args[:2]) == [getattr(scene, name) for name in SURVIVORS[fault].split()]
+    assert list(scene.move.call_args.args[:2]) == [getattr(scene, name) for name in moving.split()]
+    ends = [call for call in scene.mock_calls if call[0].endswith(("worker.kill", "worker.signal"))]
+    hit = [call[0].partition(".")[0] for call in ends if call.args in ((), (signal.SIGKILL,), (signal.SIGSTOP,))]
+    assert {*hit, *(call.kwargs["action"] for call in scene.request.call_args_list)} == set(done.split())
+
+
+def test_an_initiator_that_dies_of_its_own_call_is_no_survivor() -> None:
+    scene = recorded_scene()
+    scene.request.return_value.result.side_effect = WorkerDiedError("a (pid 7) was ended by SIGABRT during run")
+    outcome = FAULTS["target-removed"](scene)
+    assert (outcome.answer, outcome.survivor) == ("remove_remote_agent", "was ended by SIGABRT")
+    scene.move.assert_not_called()
+
+
+@pytest.mark.parametrize(("name", "expected"), [("SIGSEGV", True), ("SIGBUS", True), ("SIGABRT", False)])
+def test_only_an_access_to_freed_memory_may_end_the_target(name: str, expected: bool) -> None:
+    scene = recorded_scene()
+    scene.target.worker.call.side_effect = WorkerDiedError(f"a (pid 7) was ended by {name} during unmap")
+    with nullcontext() if expected else pytest.raises(WorkerDiedError, match=name):
+        FAULTS["target-unmapped"](scene)
 
 
 @pytest.mark.parametrize(
