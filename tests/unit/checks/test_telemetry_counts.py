@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from pytest_nixl.checks.telemetry.exporters import (
 from pytest_nixl.checks.telemetry.measured_agents import REGION, KnownTransfers, MeasuredAgents, TransferFailure
 from pytest_nixl.checks.telemetry.worker import Region, exporter_file, fail, move, time_transfers
 from pytest_nixl.core.strict import StrictError
+from pytest_nixl.model.nixl_releases import PACKAGES
 from pytest_nixl.model.verdicts import Verdict
 
 KNOWN = KnownTransfers(
@@ -315,11 +317,18 @@ def test_an_exporter_is_a_file_of_the_folder_that_is_named_or_of_nixl(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
-    assert exporter_file(None, exporter="x") == ""
+    monkeypatch.setattr(worker, "find_plugin", lambda *_: "/nixl/of.so")
+    assert exporter_file(None, exporter="x") == "", "NIXL looks for it in that folder alone"
     file = tmp_path / "libtelemetry_exporter_x.so"
     file.touch()
     assert exporter_file(None, exporter="x") == str(file)
     monkeypatch.delenv("NIXL_PLUGIN_DIR")
     for path in ("/nixl/of.so", None):
-        monkeypatch.setattr(worker, "find_plugin", lambda *transfer, path=path: transfer[3] == file.name and path)
+        monkeypatch.setattr(
+            worker,
+            "find_plugin",
+            lambda environ, _, packages, name, path=path: (
+                path if (environ, packages, name) == (os.environ, PACKAGES, file.name) else "/other"
+            ),
+        )
         assert exporter_file(None, exporter="x") == (path or "")
