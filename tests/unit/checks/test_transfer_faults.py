@@ -129,40 +129,85 @@ def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
     assert environments("UCX", {}, root) == [{}, {"UCX_TLS": "tcp"}]
 
 
-def recorded_scene() -> MagicMock:
+def recorded_scene(op: str = "READ") -> MagicMock:
     """Return a scene that records what a fault does. A double: the real faults below take seconds each."""
-    scene = MagicMock(outcome=replace(GOOD, wrong_bytes=None), op="READ")
-    scene.initiator.worker.timeout, scene.start.return_value = 60.0, [scene.again]
-    ended = {"said": "DONE", "completed": 9, "longest": 0.5, "unended": 0}
+    scene = MagicMock(outcome=replace(GOOD, answer="", op=op, seconds=-1, wrong_bytes=None), op=op)
+    scene.initiator.worker.timeout, scene.target.worker.timeout = 60.0, 90.0
+    scene.source.address, scene.source.size, scene.destination.ref = 4096, 512, "ref"
+    scene.again.get_agent_metadata.return_value = "metadata"
+    for name in ("initiator", "target", "again"):
+        getattr(scene, name).name = name
+    ended = {"said": "DONE", "completed": 9, "longest": 0.5, "unended": 2}
     scene.traffic.return_value.__enter__.return_value.result.return_value = ended
     interrupted = {"act": "returned", "seconds": 0.5, "in_flight": 4, "states": {"DONE": 4}}
     scene.request.return_value.result.return_value = interrupted
-    scene.move.return_value, scene.changed.return_value, scene.fetch.return_value = 3, 0, 0
+    scene.start.return_value, scene.move.return_value, scene.changed.return_value = [scene.again], 3, 5
+    scene.fetch.return_value = 7
     return scene
 
 
-#: For each fault the agent that is killed or stopped, or what the initiator does, and the agents that move bytes then.
-MADE = {
-    "target-killed": ("target", "initiator third"), "initiator-killed": ("initiator", "target third"),
-    "target-paused": ("target", "initiator target"), "initiator-paused": ("initiator", "initiator target"),
-    "target-stopped": ("target", "initiator third"), "target-restarted": ("target", "initiator again"),
-    "listener-restarted": ("target", "initiator again"), "target-replaced": ("replace", "initiator again"),
-    "target-unmapped": ("", "initiator third"), "notified-after-death": ("target", "initiator third"),
-    "target-removed": ("remove_remote_agent", "initiator third"),
-    "transfer-released": ("release_xfer_handle", "initiator third"),
-    "source-deregistered": ("deregister_memory", "initiator third"),
+def recorded(scene: MagicMock) -> list[str]:
+    """Return what was done to the agents and the memory of a scene, in order, without patterns and sizes."""
+    names = {id(getattr(scene, name)): name for name in ("initiator", "target", "third", "again")}
+    names |= {id(scene.source): "source", id(scene.destination): "destination", id(scene.allocate()): "memory"}
+
+    def text(value: object) -> str:
+        return names.get(id(value)) or (value.name if isinstance(value, signal.Signals) else str(value))
+
+    return [
+        " ".join([name.replace(".worker", ""), *(text(value) for value in (*arguments, *more.values())
+                                                 if not isinstance(value, int) or isinstance(value, signal.Signals))])
+        for name, arguments, more in scene.mock_calls
+        if not set(name.split(".")).intersection(("get_agent_metadata", "get_plugin_list", "send_notif"))
+        and "()" not in name and (arguments or more or name.endswith("kill"))
+    ]  # fmt: skip
+
+
+#: For each fault what is done, in order: traffic with the seconds that it may be quiet and last.
+_INTERRUPTED = "request interrupt {} [[4096, 512, 0]] 30.0; mark source; move initiator third; changed source"
+STEPS = {
+    "target-killed": "traffic 30.0 60.0; target.signal SIGKILL; move initiator third",
+    "initiator-killed": "traffic 60.0 60.0; initiator.kill; mark destination; move target third; changed destination",
+    "target-paused": "traffic 30.0 60.0; target.signal SIGSTOP; target.signal SIGCONT; initiator.signal SIGUSR2; "
+                     "move initiator target",
+    "initiator-paused": "traffic 30.0 60.0; initiator.signal SIGSTOP; initiator.signal SIGCONT; "
+                        "initiator.signal SIGUSR2; move initiator target",
+    "target-stopped": "traffic 3.0 6.0; target.signal SIGSTOP; move initiator third",
+    "target-restarted": "traffic 30.0 60.0; target.signal SIGKILL; start target; initiator.remove_remote_agent again; "
+                        "move initiator again",
+    "listener-restarted": "traffic 30.0 60.0; target.signal SIGKILL; target.kill; start target; "
+                          "initiator.remove_remote_agent again; allocate again; fetch again; "
+                          "move initiator again memory",
+    "target-replaced": "start target; request interrupt replace [[4096, 512, 0]] 30.0 metadata; move initiator again",
+    "target-unmapped": "traffic 3.0 6.0; target.call unmap ref; move initiator third",
+    "notified-after-death": "move initiator target; target.kill; move initiator third",
+    "target-removed": _INTERRUPTED.format("remove_remote_agent"),
+    "transfer-released": _INTERRUPTED.format("release_xfer_handle"),
+    "source-deregistered": _INTERRUPTED.format("deregister_memory"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", sorted({*FAULTS, *MADE}))
-def test_the_survivor_of_each_fault_moves_bytes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", sorted({*FAULTS, *STEPS}))
+def test_each_fault_is_made_and_survived_in_steps(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_faults, "PAUSE", 0.0)
-    scene, (done, moving) = recorded_scene(), MADE[fault]
-    assert FAULTS[fault](scene).wrong_bytes == 3
-    assert list(scene.move.call_args.args[:2]) == [getattr(scene, name) for name in moving.split()]
-    ends = [call for call in scene.mock_calls if call[0].endswith(("worker.kill", "worker.signal"))]
-    hit = [call[0].partition(".")[0] for call in ends if call.args in ((), (signal.SIGKILL,), (signal.SIGSTOP,))]
-    assert {*hit, *(call.kwargs["action"] for call in scene.request.call_args_list)} == set(done.split())
+    scene = recorded_scene()
+    outcome = FAULTS[fault](scene)
+    assert recorded(scene) == STEPS[fault].split("; ")
+    assert outcome.answer
+    assert outcome.seconds >= 0
+    assert (outcome.wrong_bytes, outcome.unended, outcome.changed, outcome.lost_requests) == (
+        3, 2 if "traffic" in STEPS[fault] and fault != "initiator-killed" else 0, 5 if "mark" in STEPS[fault] else 0,
+        7 if fault == "listener-restarted" else 0,
+    )  # fmt: skip
+    assert [call.args[1] for call in scene.changed.call_args_list] == [
+        call.args[1] for call in scene.mark.call_args_list
+    ], "the same pattern"
+
+
+def test_late_bytes_of_a_write_are_searched_at_the_target() -> None:
+    scene = recorded_scene("WRITE")
+    FAULTS["target-removed"](scene)
+    assert recorded(scene) == STEPS["target-removed"].replace(" source", " destination").split("; ")
 
 
 def test_an_initiator_that_dies_of_its_own_call_is_no_survivor() -> None:
