@@ -253,8 +253,10 @@ def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: st
 def host(name: str, *devices: str) -> Any:
     """Return the answer of a rank on a host with these devices."""
     card = facts_of("p5.48xl").rdma[0]
-    cards = tuple(replace(card, name=device, kind="mlx", ports=(Port(1, "ACTIVE", 5e10, "InfiniBand", {}, ()),))
-                  for device in devices)  # fmt: skip
+    cards = tuple(
+        replace(card, name=device, kind="mlx", ports=(Port(1, "ACTIVE", 5e10, "InfiniBand", {}, ()),))
+        for device in devices
+    )
     return json.loads(json.dumps(HostDevices(name, cards, (), "").plain()))
 
 

@@ -90,9 +90,13 @@ def test_a_request_is_released_after_the_target_has_acknowledged_it() -> None:
 
 #: The seconds that each call of a TimedAgent takes.
 SECONDS = {
-    "prep_xfer_dlist": 32, "make_prepped_xfer": 1, "transfer": 2, "check_xfer_state": 4, "get_new_notifs": 8,
+    "prep_xfer_dlist": 32,
+    "make_prepped_xfer": 1,
+    "transfer": 2,
+    "check_xfer_state": 4,
+    "get_new_notifs": 8,
     "release_xfer_handle": 16,
-}  # fmt: skip
+}
 
 
 class TimedAgent(HeldAgent):

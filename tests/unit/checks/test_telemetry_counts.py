@@ -147,10 +147,21 @@ class TestEventBuffer:
             "not_posted invalid_param backend not_found mismatch not_allowed repost_active unknown not_supported "
             "remote_disconnect canceled no_telemetry"
         )
-        names = [f"agent_{name}" for name in (
-            "tx_bytes", "rx_bytes", "tx_requests_num", "rx_requests_num", "memory_registered", "memory_deregistered",
-            "xfer_time", "xfer_post_time", *(f"err_{error}" for error in errors.split()), "telemetry_events_dropped",
-        )]  # fmt: skip
+        names = [
+            f"agent_{name}"
+            for name in (
+                "tx_bytes",
+                "rx_bytes",
+                "tx_requests_num",
+                "rx_requests_num",
+                "memory_registered",
+                "memory_deregistered",
+                "xfer_time",
+                "xfer_post_time",
+                *(f"err_{error}" for error in errors.split()),
+                "telemetry_events_dropped",
+            )
+        ]
         counts = read_event_buffer(buffer(*((number, number + 1) for number in range(21)), places=32))
         assert counts == {name: number + 1 for number, name in enumerate(names)}
 
@@ -259,8 +270,9 @@ def test_a_transfer_that_must_fail_goes_to_the_target(tmp_path: Path) -> None:
     agents.transfer_to_dead_target("READ")
     target.assert_called_once_with()
     assert [(call.kwargs["op"], call.kwargs["peer"]) for call in run.call_args_list] == [
-        ("WRITE", agents.target.name), ("READ", agents.target.name),
-    ]  # fmt: skip
+        ("WRITE", agents.target.name),
+        ("READ", agents.target.name),
+    ]
     lengths = [
         {region[2] for region in call.kwargs[side]} for call in run.call_args_list for side in ("local", "remote")
     ]
