@@ -18,6 +18,7 @@ from pytest_nixl import cli
 from pytest_nixl.checks.connector.command_line import is_resolved, script_launches
 from pytest_nixl.checks.connector.comparison import ConnectorComparison, compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
+from pytest_nixl.checks.connector.engine_fields import named_releases, release_of
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
 from pytest_nixl.model.verdicts import Verdict
 
@@ -169,6 +170,9 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
 ONE_BY_ONE = [(engine, field) for engine, planted in PLANTED.items() for field in planted]
 
 
+_EFA = "vpc.amazonaws.com/efa"
+
+
 def pod(side: Side, name: str = "engine") -> dict[str, Any]:
     """Return a Deployment with one container."""
     args = [word for option, value in side["options"].items() for word in (option, value) if word]
@@ -176,7 +180,7 @@ def pod(side: Side, name: str = "engine") -> dict[str, Any]:
         args += ["--kv-transfer-config", json.dumps(side["transfer"])]
     container = {
         "name": "engine",
-        "resources": {"limits": {"nvidia.com/gpu": side.get("gpus", 64), "vpc.amazonaws.com/efa": side.get("efa", 0)}},
+        "resources": {"limits": {"nvidia.com/gpu": side.get("gpus", 64), side.get("nic", _EFA): side.get("efa", 0)}},
         "image": side["image"],
         "command": side["command"],
         "args": args,
@@ -374,6 +378,41 @@ def test_swapped_files_are_named_by_their_roles(tmp_path: Path) -> None:
     assert wrong(compare_connectors(read_engine(decode), read_engine(prefill))) == {"--disaggregation-mode"}
 
 
+@pytest.mark.parametrize(
+    ("image", "package"),
+    [
+        *((name, "vllm") for name in ("vllm", "vllm-openai")),
+        ("sglang", "sglang"),
+        *((f"{name}-runtime", "ai-dynamo") for name in ("vllm", "sglang", "tensorrtllm")),
+        ("another", ""),
+    ],
+)
+@pytest.mark.parametrize("tag", ["v1.2.3", "1.2.3@sha256:0", "latest"])
+def test_the_tag_of_an_image_is_a_release(image: str, package: str, tag: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["prefill"]["image"] = f"host:5000/a/{image}:{tag}"
+    side = compared(tmp_path, sides).pair.prefill
+    releases = {name: release_of(side, name) for name in ("vllm", "sglang", "ai-dynamo", "nixl")}
+    assert releases == {name: "1.2.3" if name == package and tag != "latest" else "" for name in releases}
+
+
+def test_what_a_command_installs_and_names_is_a_release(tmp_path: Path) -> None:
+    packages = {"nixl": "1.5.1", "nixl-cu12": "1.5.2", "nixl-cu13": "1.5.3", "vllm": "0.33.0+cu130", "sglang": "0.5.9"}
+    packages["ai-dynamo"] = "1.0.0rc1"
+    words = " ".join(
+        f"{name}{extra}=={release}"
+        for (name, release), extra in zip(
+            packages.items(), ("", "", "[dev]", "[audio,flash-attn]", "", "[vllm]"), strict=True
+        )
+    )
+    installs = script(tmp_path, "a.sh", f"pip install {words}\n{_START}\n")
+    variables = " ".join(f"{name}_VERSION=1.2.{number}" for number, name in enumerate(("NIXL", "VLLM", "SGLANG")))
+    names = script(tmp_path, "b.sh", f"pip install vllm==0.14.0\n{variables} {_START}\n")
+    pair = compare_connectors(read_engine(installs), read_engine(names)).pair
+    assert named_releases(pair.prefill) == packages
+    assert named_releases(pair.decode) == {"nixl": "1.2.0", "vllm": "0.14.0", "sglang": "1.2.2"}
+
+
 def test_different_engines_are_named(tmp_path: Path) -> None:
     sides = {"prefill": vllm_side("prefill"), "decode": sglang_side("decode")}
     assert wrong(compared(tmp_path, sides)) >= {"engine"}
@@ -464,6 +503,25 @@ def test_a_port_is_a_number_up_to_65535(port: str, fails: bool, tmp_path: Path) 
     sides = sides_of("vLLM")
     sides["decode"]["options"]["--port"] = port
     assert wrong(compared(tmp_path, sides)) == ({"ports"} if fails else set())
+
+
+@pytest.mark.parametrize(
+    ("engine", "setting"),
+    [
+        *(("vLLM", f"DYN_{name}_PORT=5600") for name in ("SYSTEM", "FORWARDPASS_METRIC", "KVBM_METRICS")),
+        *(("vLLM", f"DYN_KVBM_LEADER_ZMQ_{name}_PORT=5600") for name in ("PUB", "ACK")),
+        ("vLLM", "NIXL_TELEMETRY_PROMETHEUS_PORT=5600"),
+        *(("vLLM", f"{name}=5600") for name in ("--data-parallel-rpc-port", "-dpp", "--master-port", "--port")),
+        *(("vLLM", f'--kv-events-config={{"{name}": "tcp://*:5600"}}') for name in ("endpoint", "replay_endpoint")),
+        ("SGLang", "--nccl-port=30000"),
+    ],
+)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_no_two_ports_of_an_engine_are_the_same(role: str, engine: str, setting: str, tmp_path: Path) -> None:
+    name, _, value = setting.partition("=")
+    sides = sides_of(engine)
+    sides[role]["options" if name.startswith("-") else "env"][name] = value
+    assert wrong(compared(tmp_path, sides)) == {"ports"}
 
 
 @pytest.mark.parametrize("addresses", [("localhost", "10.0.0.1"), ("10.0.0.1", "127.0.0.1")])
@@ -795,6 +853,26 @@ def test_a_network_interface_is_not_an_rdma_device(device: str, tmp_path: Path) 
     assert wrong(compared(tmp_path, sides)) == {"UCX_NET_DEVICES"}
 
 
+_CARDS = "mlx4_0 mlx5_0:1 bnxt_re0 irdma0 hns_0 qedr0 rxe0 rdmap79s0 rocep1s0 ibp1s0 ionic_0 mana_0 efa_0"
+
+
+@pytest.mark.parametrize("device", _CARDS.split())
+def test_an_rdma_device_is_of_no_use_to_tcp(device: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["env"] |= {"UCX_NET_DEVICES": device, "UCX_TLS": "tcp"}
+    assert "UCX_NET_DEVICES" in wrong(compared(tmp_path, sides))
+
+
+_NICS = "rdma/x a/hca_1 a/infiniband x/ib0 a/roce a/mlnx a/mellanox a/sriov_net a/efa a/nic"
+
+
+@pytest.mark.parametrize("resource", [*_NICS.split(), "a/disk"])
+def test_a_resource_may_be_an_rdma_device(resource: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"] |= {"nic": resource, "efa": 1}
+    assert ("RDMA devices" in doubtful(compared(tmp_path, sides))) is (resource == "a/disk")
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize(
     ("backend", "setting"),
@@ -1088,6 +1166,23 @@ def test_sizes_of_a_model_with_sliding_windows_are_equal(model: str, fails: bool
     assert wrong(compared(tmp_path, sides)) == ({"--tp-size"} if fails else set())
 
 
+_HYBRIDS = (
+    "mamba-2.8b Jamba-1.5 Nemotron-H NemotronH-8B nemotron-h-47b Nemotron-Nano-9B Nemotron-3-Super Bamba-9B Zamba2-7B "
+    "Falcon-H1-7B granite-4.0-h-small Qwen3-Next-80B Qwen3.5-27B Qwen3.6-A3B Kimi-Linear-48B LFM2-8B MiniMax-Text-01"
+)
+
+
+@pytest.mark.parametrize("model", [*_HYBRIDS.split(), "Qwen3-32B", "Llama-3.1-Nemotron-70B", "granite-4.0-small"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_mamba_hybrid_needs_its_layout_of_states(model: str, role: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for name, side in sides.items():
+        side["image"], side["options"]["--model"] = "vllm/vllm-openai:v0.33.0", f"a/{model}"
+        side["env"]["VLLM_SSM_CONV_STATE_LAYOUT"] = "SD" if name == role else "DS"
+    results = {result.rule.field: result.why for result in compared(tmp_path, sides).results}
+    assert ("is a Mamba hybrid" in results["VLLM_SSM_CONV_STATE_LAYOUT"]) is (model in _HYBRIDS)
+
+
 @pytest.mark.parametrize(
     ("engine", "part", "name", "prefill", "decode"),
     [
@@ -1299,6 +1394,20 @@ def test_gpus_of_the_pod_are_enough(gpus: int, options: dict[str, str], fails: b
     sides["prefill"]["options"] |= options
     sides["prefill"]["transfer"]["kv_connector"] = sides["decode"]["transfer"]["kv_connector"] = "NixlPushConnector"
     assert wrong(compared(tmp_path, sides)) == ({"GPUs"} if fails else set())
+
+
+_SEVERAL_HOSTS = (
+    "--nnodes -n --node-rank -r --headless --data-parallel-address -dpa --data-parallel-size-local -dpl "
+    "--data-parallel-rank -dpn --data-parallel-start-rank -dpr --data-parallel-hybrid-lb --data-parallel-external-lb "
+    "--data-parallel-backend --distributed-executor-backend --dist-init-addr"
+)
+
+
+@pytest.mark.parametrize("option", [*_SEVERAL_HOSTS.split(), "--seed"])
+def test_a_pod_has_not_all_gpus_of_an_engine_on_several_hosts(option: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["prefill"] |= {"gpus": 1, "options": {**sides["prefill"]["options"], option: "1"}}
+    assert ("GPUs" in wrong(compared(tmp_path, sides))) is (option == "--seed")
 
 
 def test_a_group_of_pods_shares_the_gpus(tmp_path: Path) -> None:
