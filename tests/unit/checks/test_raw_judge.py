@@ -213,6 +213,27 @@ def test_each_size_of_fabtests_has_its_unit(size: str, value: int | None) -> Non
     assert FI_RMA_BW.read(line, 1) == (None if value is None else pytest.approx(value * 1e4, rel=1e-3))
 
 
+def test_each_side_of_a_tool_gets_the_row() -> None:
+    row = replace(WRITE, memory=MemoryPair("DRAM", "VRAM"), depth=4)
+    assert UCX_PERFTEST.server(row, 100, 10, 7000, ()) == ["-p", "7000"]
+    size = "-s 65536 -n 100 -w 10 -O 4 -m host,cuda".split()
+    for op, test in (("WRITE", "ucp_put_bw"), ("READ", "ucp_get")):
+        client = UCX_PERFTEST.client(replace(row, op=op), 100, 10, 7000, (), "b")
+        assert client == ["b", "-p", "7000", "-t", test, *size]
+    for op, test in (("WRITE", "writedata"), ("READ", "read")):
+        arguments = f"-p efa -e rdm -o {test} -S 65536 -I 100 -w 10 -W 4 -U -E=7000".split()
+        given = replace(row, op=op), 100, 10, 7000, ("efa/rdmap0", "tcp/eth0")
+        assert FI_RMA_BW.server(*given) == arguments
+        assert FI_RMA_BW.client(*given, "b") == [*arguments, "b"]
+
+
+@pytest.mark.parametrize(("memory", "ucx", "fabtests"), [("DRAM", True, True), ("VRAM", True, False)])
+def test_a_tool_can_use_the_memory_of_its_help(memory: str, ucx: bool, fabtests: bool) -> None:
+    help = "     -m <memory>\n             host - System memory\n             cuda - NVIDIA GPU memory\n"
+    assert (UCX_PERFTEST.can(help, memory), FI_RMA_BW.can(help, memory)) == (ucx, fabtests)
+    assert not UCX_PERFTEST.can("-m host or cuda - none\n", memory)
+
+
 def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
     keys = [RowKey("UCX", "WRITE", HOST, 4096 << step) for step in range(15)]
     assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]

@@ -147,7 +147,7 @@ def recorded_scene(op: str = "READ") -> MagicMock:
 
 
 def recorded(scene: MagicMock) -> list[str]:
-    """Return what was done to the agents and the memory of a scene, in order, without patterns and sizes."""
+    """Return what was done to the agents and the memory of a scene, in order, without patterns."""
     names = {id(getattr(scene, name)): name for name in ("initiator", "target", "third", "again")}
     names |= {id(scene.source): "source", id(scene.destination): "destination", id(scene.allocate()): "memory"}
 
@@ -159,7 +159,7 @@ def recorded(scene: MagicMock) -> list[str]:
     steps = []
     for name, arguments, more in scene.mock_calls:
         if name.rpartition(".")[2] not in unnamed and (arguments or more or name.endswith("kill")):
-            values = [value for value in (*arguments, *more.values()) if type(value) is not int]
+            values = arguments[:1] if name in ("mark", "changed") else (*arguments, *more.values())
             steps.append(" ".join([name.replace(".worker", ""), *map(text, values)]))
     return steps
 
@@ -169,6 +169,7 @@ _TRAFFIC = "traffic 30.0 60.0"
 _KILLED = f"{_TRAFFIC}; target.signal SIGKILL"
 _PAUSED = f"{_TRAFFIC}; {{0}}.signal SIGSTOP; {{0}}.signal SIGCONT; initiator.signal SIGUSR2; move initiator target"
 _AGAIN = "start target; initiator.remove_remote_agent again"
+_FETCHED = f"allocate again {MOVED}; fetch again"
 _INTERRUPTED = "request interrupt {} [[4096, 512, 0]] 30.0; mark source; move initiator third; changed source"
 STEPS = {
     "target-killed": f"{_KILLED}; move initiator third",
@@ -177,7 +178,7 @@ STEPS = {
     "initiator-paused": _PAUSED.format("initiator"),
     "target-stopped": "traffic 3.0 6.0; target.signal SIGSTOP; move initiator third",
     "target-restarted": f"{_KILLED}; {_AGAIN}; move initiator again",
-    "listener-restarted": f"{_KILLED}; target.kill; {_AGAIN}; allocate again; fetch again; move initiator again memory",
+    "listener-restarted": f"{_KILLED}; target.kill; {_AGAIN}; {_FETCHED}; move initiator again memory",
     "target-replaced": "start target; request interrupt replace [[4096, 512, 0]] 30.0 metadata; move initiator again",
     "target-unmapped": "traffic 3.0 6.0; target.call unmap ref; move initiator third",
     "notified-after-death": "move initiator target; target.kill; move initiator third",
@@ -237,6 +238,7 @@ def test_each_answer_to_a_notification_of_a_dead_target(error: Exception | None,
     scene = recorded_scene()
     scene.initiator.send_notif.side_effect = [None, None, error] if error else None
     outcome = FAULTS["notified-after-death"](scene)
+    scene.initiator.send_notif.assert_called_with("target", b"lost")
     assert (outcome.answer, outcome.survivor) == (f"send_notif returned {answer}", survivor)
     assert outcome.wrong_bytes == (None if survivor else 3)
     scene.target.worker.kill.assert_called_once_with()
