@@ -1087,6 +1087,8 @@ TWO = "".join(
         ("binary.bin", bytes(range(256)), "is a binary file"),
         ("zero.txt", b"vllm serve\0", "is a binary file"),
         ("quotes.txt", b"vllm serve 'm\n", "a quotation that is not closed: it begins with ' in line 1"),
+        ("quotes-in-quotes.txt", b"echo \"it's\"\nvllm serve 'm\n", "it begins with ' in line 2"),
+        ("two-quotes.txt", b"echo 'a\"b' \"a\\\"b'\"\nvllm serve \"m\n", 'it begins with " in line 2'),
         ("transfer.txt", b"vllm serve m --kv-transfer-config '{'\n", "is not a JSON object"),
         ("quoted.json", b'{"containers": [{"command": ["vllm", "serve"], "args": ["--kv-transfer-config", "\'{}\'"]}]}',
          "quotes that no shell removes"),

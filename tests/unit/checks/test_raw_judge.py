@@ -216,7 +216,7 @@ def test_each_size_of_fabtests_has_its_unit(size: str, value: int | None) -> Non
 def test_each_side_of_a_tool_gets_the_row() -> None:
     row = replace(WRITE, memory=MemoryPair("DRAM", "VRAM"), depth=4)
     assert UCX_PERFTEST.server(row, 100, 10, 7000, ()) == ["-p", "7000"]
-    size = "-s 65536 -n 100 -w 10 -O 4 -m host,cuda".split()
+    size = ["-s", "65536", "-n", "100", "-w", "10", "-O", "4", "-m", "host,cuda"]
     for op, test in (("WRITE", "ucp_put_bw"), ("READ", "ucp_get")):
         client = UCX_PERFTEST.client(replace(row, op=op), 100, 10, 7000, (), "b")
         assert client == ["b", "-p", "7000", "-t", test, *size]

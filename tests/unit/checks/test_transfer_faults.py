@@ -17,6 +17,7 @@ from pytest_nixl.checks.faults import transfers as transfer_faults
 from pytest_nixl.checks.faults.scene import (
     MOVED,
     MUST_REPORT,
+    EarlyEndError,
     FaultOutcome,
     FaultScene,
     fault_reason,
@@ -216,6 +217,20 @@ def test_an_initiator_that_dies_of_its_own_call_is_no_survivor() -> None:
     outcome = FAULTS["target-removed"](scene)
     assert (outcome.answer, outcome.survivor) == ("remove_remote_agent", "was ended by SIGABRT")
     scene.move.assert_not_called()
+    scene.mark.assert_not_called()
+
+
+@pytest.mark.parametrize(("fault", "listens"), [("target-killed", False), ("listener-restarted", True)])
+def test_an_error_before_a_fault_is_its_outcome(fault: str, listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, agents, hosts = recorded_scene(), MagicMock(), (MagicMock(), MagicMock())
+    scene.traffic.side_effect = EarlyEndError("nixlBackendError", 1.5)
+    create = MagicMock(return_value=scene)
+    monkeypatch.setattr(transfer_faults, "FaultScene", create)
+    outcome = make_fault(fault, agents, "UCX", "READ", {"UCX_TLS": "tcp"}, hosts)
+    *arguments, port = create.call_args.args
+    assert arguments == [agents, "UCX", "READ", {"UCX_TLS": "tcp"}, () if listens else hosts]
+    assert bool(port) is listens
+    assert (outcome.fault, outcome.answer, outcome.seconds, outcome.early) == (fault, "nixlBackendError", 1.5, True)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("SIGSEGV", True), ("SIGBUS", True), ("SIGABRT", False)])
