@@ -679,6 +679,7 @@ _SCRIPTS = [
     ("", f"export {_ADDRESS}=$(hostname -I | awk '{{print $1}}')\n{_START}"),
     ("", f"{_ADDRESS}=$(python3 -c \"print('(', 1)\") {_START}"),
     ("", f"{_ADDRESS}=`ip addr | grep -oP '(?<=inet )[0-9.]+'` {_START}"),
+    ("", f"{_ADDRESS}=`hostname -I; true` {_START}"),
     ("", f'{_ADDRESS}="$(get "$A" \';\' | tail -1)" {_START}'),
 ]
 
@@ -707,17 +708,26 @@ def test_an_array_may_be_declared(before: str) -> None:
     assert launch.options == {"--port": ["1"], "--seed": ["2"]}
 
 
-@pytest.mark.parametrize(
-    ("run", "engine"),
-    [
-        ("docker run a/vllm-openai:v1", "vLLM"),
-        ("podman --remote run vllm", "vLLM"),
-        ("/bin/nerdctl run a/sglang@sha256:0", "SGLang"),
-    ],
-)
-def test_each_program_runs_each_engines_image(run: str, engine: str) -> None:
-    [launch] = script_launches(f"{run} --dtype half", {})
-    assert (launch.engine, launch.options) == (engine, {"--dtype": ["half"]})
+@pytest.mark.parametrize("array", ["A=(--port 1)\nA=(--port 2)", f"A=(--port {'1' * 9000})"])
+@pytest.mark.parametrize("uses", [1, 20])
+def test_an_array_that_is_not_clear_or_too_large_is_unknown(array: str, uses: int) -> None:
+    [launch] = script_launches(f"{array}\nvllm serve m {'${A[@]} ' * uses}", {})
+    unknown = "A=(--port 1)\n" in array or uses > 1
+    assert (launch.unknown, "--port" in launch.options) == (("$A",) if unknown else (), not unknown)
+
+
+def test_words_that_may_be_any_options_are_kept() -> None:
+    [launch] = script_launches('cat f | xargs vllm serve m $A "${B[@]}" --port $PORT "$@" $A', {})
+    assert launch.unknown == ("what xargs reads", "$A", "$B", "$@")
+    assert launch.options == {"--port": ["$PORT"]}
+
+
+@pytest.mark.parametrize("program", ["docker", "podman --remote", "/bin/nerdctl"])
+@pytest.mark.parametrize(("image", "engine"), [("vllm", "vLLM"), ("a/vllm-openai:1", "vLLM"), ("sglang@b:0", "SGLang")])
+def test_each_program_runs_each_engines_image(program: str, image: str, engine: str) -> None:
+    [launch] = script_launches(f"{program} run -e A=1 --env B=2 --env=C=3 -e D {image} --dtype half", {"E": "5"})
+    assert (launch.engine, launch.image, launch.options) == (engine, image, {"--dtype": ["half"]})
+    assert launch.environment == {"A": "1", "B": "2", "C": "3"}
 
 
 @pytest.mark.parametrize(
@@ -1088,6 +1098,7 @@ TWO = "".join(
         ("zero.txt", b"vllm serve\0", "is a binary file"),
         ("quotes.txt", b"vllm serve 'm\n", "a quotation that is not closed: it begins with ' in line 1"),
         ("quotes-in-quotes.txt", b"echo \"it's\"\nvllm serve 'm\n", "it begins with ' in line 2"),
+        ("hash.txt", b"vllm serve m#1 'x\n", "it begins with ' in line 1"),
         ("two-quotes.txt", b"echo 'a\"b' \"a\\\"b'\"\nvllm serve \"m\n", 'it begins with " in line 2'),
         ("transfer.txt", b"vllm serve m --kv-transfer-config '{'\n", "is not a JSON object"),
         ("quoted.json", b'{"containers": [{"command": ["vllm", "serve"], "args": ["--kv-transfer-config", "\'{}\'"]}]}',
@@ -1436,6 +1447,8 @@ def test_a_group_of_pods_shares_the_gpus(tmp_path: Path) -> None:
             (f"./run_{word}.sh --tp 8", f"run_{word}.sh")
             for word in ("serve", "server", "Launch", "launcher", "worker")
         ),
+        ("tool serve --tp 1", "tool"),
+        ("./run_server --debug", "run_server"),
         *((f"./start -{option}=m", "start") for option in ("model", "-served-model-name", "-checkpoint-dir")),
     ],
 )
