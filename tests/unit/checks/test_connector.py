@@ -524,13 +524,55 @@ def test_no_two_ports_of_an_engine_are_the_same(role: str, engine: str, setting:
     assert wrong(compared(tmp_path, sides)) == {"ports"}
 
 
-@pytest.mark.parametrize("addresses", [("localhost", "10.0.0.1"), ("10.0.0.1", "127.0.0.1")])
-def test_neither_side_has_a_store_on_loopback(addresses: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("release", "options", "port", "fails"),
+    [
+        ("0.11.2", {}, "5603", True),
+        ("0.11.2", {}, "5604", False),
+        ("0.12.0", {}, "5601", False),
+        ("0.14.0", {"--data-parallel-size": "3"}, "5602", True),
+        ("0.14.0", {"--data-parallel-size": "3"}, "5603", False),
+        *(("0.14.0", {"-dp": "3", name: "2"}, "5602", False) for name in ("-dpl", "--data-parallel-size-local")),
+    ],
+)
+def test_each_rank_of_a_side_channel_has_a_port(
+    release: str, options: dict[str, str], port: str, fails: bool, tmp_path: Path
+) -> None:
     sides = sides_of("vLLM")
-    for side, address in zip(sides.values(), addresses, strict=True):
-        side["env"] |= {"NIXL_ETCD_ENDPOINTS": "", "NIXL_TCPSTORE_ENDPOINT": f"{address}:29500"}
-    reasons = {result.rule.field: result.why for result in compared(tmp_path, sides).results}
-    assert "neither may be a loopback address" in reasons["NIXL_TCPSTORE_ENDPOINT"]
+    for side in sides.values():
+        side["image"] = f"vllm/vllm-openai:v{release}"
+        side["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "10.0.0.1"
+    sides["prefill"]["options"] |= options
+    sides["decode"]["options"]["--port"] = "8001"
+    sides["decode"]["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port
+    assert ("ports" in wrong(compared(tmp_path, sides))) is fails
+
+
+@pytest.mark.parametrize(
+    ("stores", "etcds", "reason"),
+    [
+        (("localhost:1", "10.0.0.1:1"), ("", ""), "neither may be a loopback address"),
+        (("10.0.0.1:1", "127.0.0.1:1"), ("", ""), "neither may be a loopback address"),
+        (("10.0.0.1:1", "10.0.0.1:2"), ("", ""), "they must be equal"),
+        (("10.0.0.1:1", ""), ("", ""), "only one side can publish its metadata there"),
+        (("", "10.0.0.1:1"), ("e:1", ""), "one side publishes its metadata there, and the other in etcd"),
+        (("10.0.0.1:1", ""), ("", "e:1"), "one side publishes its metadata there, and the other in etcd"),
+        (("10.0.0.1:1", "10.0.0.1:1"), ("e:1", ""), "prefill also sets NIXL_ETCD_ENDPOINTS"),
+        (("10.0.0.1:1", "10.0.0.1:1"), ("", "e:1"), "decode also sets NIXL_ETCD_ENDPOINTS"),
+        (("10.0.0.1:1", "10.0.0.1:1"), ("", ""), ""),
+        (("", ""), ("e:1", ""), ""),
+    ],
+)
+def test_both_sides_have_one_store_of_metadata(
+    stores: tuple[str, str], etcds: tuple[str, str], reason: str, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side, store, etcd in zip(sides.values(), stores, etcds, strict=True):
+        side["env"] |= {"NIXL_ETCD_ENDPOINTS": etcd, "NIXL_TCPSTORE_ENDPOINT": store}
+    results = {result.rule.field: result for result in compared(tmp_path, sides).results}
+    result = results["NIXL_TCPSTORE_ENDPOINT"]
+    assert reason in result.why
+    assert (result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)) is bool(reason)
 
 
 def test_loopback_is_right_on_one_host(tmp_path: Path) -> None:
@@ -679,7 +721,7 @@ _SCRIPTS = [
     ("", f"export {_ADDRESS}=$(hostname -I | awk '{{print $1}}')\n{_START}"),
     ("", f"{_ADDRESS}=$(python3 -c \"print('(', 1)\") {_START}"),
     ("", f"{_ADDRESS}=`ip addr | grep -oP '(?<=inet )[0-9.]+'` {_START}"),
-    ("", f"{_ADDRESS}=`hostname -I; true` {_START}"),
+    ("", f"{_ADDRESS}=`cd /; vllm serve other` {_START}"),
     ("", f'{_ADDRESS}="$(get "$A" \';\' | tail -1)" {_START}'),
 ]
 
@@ -861,6 +903,8 @@ def test_a_network_interface_is_not_an_rdma_device(device: str, tmp_path: Path) 
     sides = sides_of("vLLM")
     sides["decode"]["env"]["UCX_NET_DEVICES"] = device
     assert wrong(compared(tmp_path, sides)) == {"UCX_NET_DEVICES"}
+    sides["decode"]["env"]["UCX_TLS"] = "tcp,rc,cuda"
+    assert wrong(compared(tmp_path, sides)) == set()
 
 
 _CARDS = "mlx4_0 mlx5_0:1 bnxt_re0 irdma0 hns_0 qedr0 rxe0 rdmap79s0 rocep1s0 ibp1s0 ionic_0 mana_0 efa_0"
@@ -877,9 +921,10 @@ _NICS = "rdma/x a/hca_1 a/infiniband x/ib0 a/roce a/mlnx a/mellanox a/sriov_net 
 
 
 @pytest.mark.parametrize("resource", [*_NICS.split(), "a/disk"])
-def test_a_resource_may_be_an_rdma_device(resource: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variables", [{"UCX_TLS": "rc,cuda"}, {"UCX_TLS": "all", "UCX_NET_DEVICES": "mlx5_0:1"}])
+def test_a_resource_may_be_an_rdma_device(variables: dict[str, str], resource: str, tmp_path: Path) -> None:
     sides = sides_of("vLLM")
-    sides["decode"] |= {"nic": resource, "efa": 1}
+    sides["decode"] |= {"nic": resource, "efa": 1, "env": {**sides["decode"]["env"], **variables}}
     assert ("RDMA devices" in doubtful(compared(tmp_path, sides))) is (resource == "a/disk")
 
 
