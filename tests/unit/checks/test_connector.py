@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from pytest_nixl.checks.connector.comparison import ConnectorComparison, compare
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.connector.engine_fields import named_releases, release_of
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
+from pytest_nixl.checks.connector.shell_functions import called_body, take_functions
 from pytest_nixl.model.verdicts import Verdict
 
 #: A side before it is written to a file: ``options``, ``transfer``, ``env``, ``image`` and ``command``.
@@ -545,7 +547,8 @@ def test_each_rank_of_a_side_channel_has_a_port(
     sides["prefill"]["options"] |= options
     sides["decode"]["options"]["--port"] = "8001"
     sides["decode"]["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port
-    assert ("ports" in wrong(compared(tmp_path, sides))) is fails
+    reasons = {result.rule.field: result.why for result in compared(tmp_path, sides).results}
+    assert (f"prefill's VLLM_NIXL_SIDE_CHANNEL_PORT (5600 to {port})" in reasons["ports"]) is fails
 
 
 @pytest.mark.parametrize(
@@ -707,6 +710,7 @@ _SCRIPTS = [
         "10.0.0.1",
         f"run() {{  # }} is no end\n  if true; then {{ cd /; }}; fi\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1",
     ),
+    ("10.0.0.1", f"start () {{\n{_ADDRESS}=10.0.0.1 {_START}\n}}\ntrap start EXIT"),
     ("10.0.0.1", f"# as run() {{\nrun() {{\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1"),
     (
         "10.0.0.1",
@@ -733,6 +737,58 @@ def test_a_shell_script_is_read_as_a_shell_does(address: str, script: str) -> No
     assert value == address if address else not is_resolved(value)
     assert launch.options == {"--kv-transfer-config": ['{"kv_connector":"NixlConnector","kv_role":"kv_both"}']}
     assert launch.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("definition", "body"),
+    [
+        ("run() {\n x\n}", "\n x\n"),
+        ("  run () { x; }", " x; "),
+        ("function run { x; }", " x; "),
+        ("function run() { x; }", " x; "),
+        ("run()\n{ { x; }; }", " { x; }; "),
+        ("run() { # }\n x; }", " # }\n x; "),
+        ("run() { echo a#}", " echo a#"),
+        ("""run() { echo 'x}y' "}\\"}" \\}; }""", """ echo 'x}y' "}\\"}" \\}; """),
+        ("run() {\n one() { x; }\n one\n}", "\n one() { x; }\n one\n"),
+    ],
+)
+@pytest.mark.parametrize("call", ["run", "A=1 B= run 2", "true && run|tee", "(run)", "{ run; }", "a;run&"])
+def test_the_body_of_a_function_is_taken_if_it_is_called(definition: str, body: str, call: str) -> None:
+    other = "other() { y; }"
+    script = f"before\n{definition}\n{other}\n"
+    assert take_functions(f"{script}{call}\n") == (f"before\n\n{other}\n{call}\n", {"run": body})
+    assert take_functions(f"{script}{call}\nother\n") == (
+        f"before\n\n\n{call}\nother\n",
+        {"run": body, "other": " y; "},
+    )
+    assert take_functions(f"{script}runs -run\n") == (f"{script}runs -run\n", {})
+
+
+def test_no_more_functions_are_taken_than_can_be_read() -> None:
+    assert take_functions("run() { x\nrun\n") == ("run() { x\nrun\n", {})
+    many = "".join(f"f{number}() {{ x; }}\nf{number}\n" for number in range(100))
+    assert len(take_functions(many)[1]) == 64
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "called"),
+    [
+        ("x $1 $2", "a 'b c'", "x a 'b c'"),
+        ('x "$1"y', "'a b'", "x 'a b'y"),
+        ("x$1 $2y", "a b", "xa by"),
+        ("x$1 $2y", "'a b' 'c d'", "x$1 $2y"),
+        ('"$1 x" "x $2"', "a b", '"a x" "x b"'),
+        ('"$1 x" "x $2"', "'a b' 'c d'", '"$1 x" "x $2"'),
+        ("x ${1:-d} ${2-e} ${3}", "a", "x a e ''"),
+        ("x ${1:-shift}", "a b", "x a"),
+        ("x $@; y ${*}", "'a b' c", "x 'a b' c; y 'a b' c"),
+        ('x "$@ now"', "a", 'x "$@ now"'),
+        ("$1\nshift\n$1 $@\nshift 2\n$1", "a b c d", "a\nshift\nb b c d\nshift 2\nd"),
+    ],
+)
+def test_a_call_puts_its_arguments_into_the_body(body: str, arguments: str, called: str) -> None:
+    assert called_body(body, shlex.split(arguments)) == called
 
 
 _BEFORE = "export declare typeset local readonly if then elif else while until do { ! time exec env nohup"
@@ -926,6 +982,8 @@ def test_a_resource_may_be_an_rdma_device(variables: dict[str, str], resource: s
     sides = sides_of("vLLM")
     sides["decode"] |= {"nic": resource, "efa": 1, "env": {**sides["decode"]["env"], **variables}}
     assert ("RDMA devices" in doubtful(compared(tmp_path, sides))) is (resource == "a/disk")
+    sides["decode"]["env"] |= {"UCX_TLS": "all", "UCX_NET_DEVICES": "mlx5_0:1,eth0"}
+    assert "RDMA devices" not in doubtful(compared(tmp_path, sides))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
