@@ -782,6 +782,7 @@ def test_no_more_functions_are_taken_than_can_be_read() -> None:
         ('"$1 x" "x $2"', "'a b' 'c d'", '"$1 x" "x $2"'),
         ("x ${1:-d} ${2-e} ${3}", "a", "x a e ''"),
         ("x ${1:-shift}", "a b", "x a"),
+        ("noshift 2; x $1", "a b c", "noshift 2; x a"),
         ("x $@; y ${*}", "'a b' c", "x 'a b' c; y 'a b' c"),
         ('x "$@ now"', "a", 'x "$@ now"'),
         ("$1\nshift\n$1 $@\nshift 2\n$1", "a b c d", "a\nshift\nb b c d\nshift 2\nd"),
