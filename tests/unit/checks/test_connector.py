@@ -432,6 +432,13 @@ def test_different_engines_are_named(tmp_path: Path) -> None:
         ("http://127.0.0.1:2379", "http://127.0.0.1:2379", "FAIL"),
         ("http://etcd:2379/", "http://etcd:2379/", "FAIL"),
         ("http://etcd:2379", "", "FAIL"),
+        ("", "http://etcd:2379", "FAIL"),
+        ("", "", "FAIL"),
+        ("http://etcd:2379", "http://etcd.:2379", "WARN"),
+        ("http://etcdx:2379", "http://etcd:2379", "FAIL"),
+        ("http://a:2379,http://b:2379", "http://a:2379", "FAIL"),
+        ("http://a.b:1,http://c:2", "http://c:2,http://a:1", "INCONCLUSIVE"),
+        ("http://a.b:1,http://c:2", "http://d:2,http://a:1", "FAIL"),
         ("$(ETCD)", "http://etcd:2379", "INCONCLUSIVE"),
         ("http://etcd:2379", "$(ETCD)", "INCONCLUSIVE"),
         ("$(ETCD)", "$(ETCD)", "PASS"),
@@ -443,6 +450,51 @@ def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_pat
         sides[role]["env"]["NIXL_ETCD_ENDPOINTS"] = text
     results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
     assert results["NIXL_ETCD_ENDPOINTS"] == field
+
+
+@pytest.mark.parametrize(
+    ("tag", "variables", "used"),
+    [
+        ("1.0.0", {}, {"ETCD_ENDPOINTS"}),
+        ("1.0.0", {"DYN_DISCOVERY_BACKEND": "kubernetes"}, set()),
+        ("1.0.0", {"DYN_REQUEST_PLANE": "nats"}, {"ETCD_ENDPOINTS", "NATS_SERVER"}),
+        ("1.0.0", {"DYN_EVENT_PLANE": "nats", "DYN_DISCOVERY_BACKEND": "file"}, {"NATS_SERVER"}),
+        ("0.9.0", {}, {"ETCD_ENDPOINTS", "NATS_SERVER"}),
+    ],
+)
+def test_a_server_that_dynamo_does_not_use_may_differ(
+    tag: str, variables: dict[str, str], used: set[str], tmp_path: Path
+) -> None:
+    sides = sides_of("Dynamo")
+    for role, side in sides.items():
+        side["image"] = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{tag}"
+        side["env"] |= {**variables, "ETCD_ENDPOINTS": f"http://{role}:2379", "NATS_SERVER": f"nats://{role}:4222"}
+    assert wrong(compared(tmp_path, sides)) == used
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "verdict"),
+    [
+        ("rc_mlx5", "rc_verbs", Verdict.PASS),
+        ("rc", "ud", Verdict.FAIL),
+        ("ib", "srd", Verdict.PASS),
+        ("efa", "ud", Verdict.WARN),
+        ("efa", "rc", Verdict.FAIL),
+        ("ud", "all", Verdict.WARN),
+        ("dc,tcp", "tcp", Verdict.WARN),
+        ("rc,tcp:aux", "tcp", Verdict.FAIL),
+        ("all", "all", Verdict.PASS),
+        ("rcx", "rc", Verdict.FAIL),
+        ("sm", "rc", Verdict.FAIL),
+    ],
+)
+def test_both_sides_allow_a_transport_in_common(prefill: str, decode: str, verdict: Verdict, tmp_path: Path) -> None:
+    for texts in ((prefill, decode), (decode, prefill)):
+        sides = sides_of("vLLM")
+        for side, text in zip(sides.values(), texts, strict=True):
+            side["env"]["UCX_TLS"] = f"{text},cuda"
+        results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
+        assert results["UCX_TLS"] is verdict
 
 
 @pytest.mark.parametrize(
