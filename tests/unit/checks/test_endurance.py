@@ -226,6 +226,15 @@ def test_a_bound_of_the_profile_is_a_reason_to_measure_again(monkeypatch: pytest
     assert len(agent.counts) == 4 + 24
 
 
+def test_cycles_that_become_slower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    endurance = CyclingAgent("seconds").endurance(monkeypatch)
+    figures = {figure.name: figure for figure in endurance.figures()}
+    assert len(figures["cycle-time"].rounds) == 24, "without the warm-up"
+    assert figures["slowdown"].value > 3
+    judgement = judged(CyclingAgent("seconds").endurance(monkeypatch), CYCLES["registration"])
+    assert judgement.reason.startswith("slowdown (UCX registration): ")
+
+
 def test_only_the_heap_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = CyclingAgent(lacking="heap").endurance(monkeypatch).figures()
     assert "growth-heap" not in {figure.name for figure in figures}
@@ -257,6 +266,23 @@ def test_samples_take_their_share_after_a_warm_up(
     agent.counts.clear()
     endurance.figures()
     assert agent.counts[:4] != [3, 4, 4, 4], "a second call needs no warm-up"
+
+
+#: The limits of heap and memory of each cycle, and of its slowdown.
+LIMITS = {
+    "transfer": (512, 512, 3),
+    "connection": (4096, 8192, 3),
+    "registration": (512, 512, 3),
+    "publication": (512, 4096, 10),
+    "agent": (768, 16384, 10),
+}
+
+
+@pytest.mark.parametrize("cycle", sorted({*CYCLES, *LIMITS}))
+def test_each_cycle_has_its_limits(cycle: str) -> None:
+    limits = {bound.figure: bound.at_most for bound in CYCLES[cycle].limits if "backend" not in bound.labels}
+    assert (limits["growth-heap"], limits["growth-memory"], limits["slowdown"]) == LIMITS[cycle]
+    assert ("growth-sockets" in limits) is (cycle != "connection"), "its finding says that sockets are kept"
 
 
 @pytest.mark.soak
