@@ -512,6 +512,23 @@ def test_block_sizes_may_differ_in_one_direction(sizes: tuple[str, str], verdict
     assert results["--block-size"] == verdict
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("size", ["many", "0", "-1", "1.5", "\u0663", "1" * 12])
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("vLLM", "--tensor-parallel-size --pipeline-parallel-size --decode-context-parallel-size --block-size"),
+        ("SGLang", "--tp-size --dp-size --pp-size --dcp-size --page-size"),
+    ],
+)
+def test_a_size_is_a_positive_number(engine: str, options: str, size: str, role: str, tmp_path: Path) -> None:
+    for option in options.split():
+        sides = sides_of(engine)
+        sides[role]["options"][option] = size
+        field = option.replace("--dp-size", "--tp-size")  # SGLang divides its TP by it
+        assert field in wrong(compared(tmp_path, sides)), option
+
+
 def test_tp_sizes_may_differ_unless_heads_cannot_be_split(tmp_path: Path) -> None:
     sides = sides_of("vLLM")
     sides["decode"]["options"]["--tensor-parallel-size"] = "8"
@@ -1457,11 +1474,12 @@ def test_pd_connector_contains_the_connector_that_counts(tmp_path: Path) -> None
     assert wrong(compared(tmp_path, sides)) == set()
 
 
-def test_pd_connector_ignores_blocks_across_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wraps", "plain"), [("prefill", "decode"), ("decode", "prefill")])
+def test_pd_connector_ignores_blocks_across_layers(wraps: str, plain: str, tmp_path: Path) -> None:
     # dynamo#10027: both files say true, and vLLM reports a hash mismatch.
     sides = sides_of("Dynamo")
-    in_pd_connector(sides["prefill"], cross_layers=True)
-    sides["decode"]["transfer"]["kv_connector_extra_config"] = {"enable_cross_layers_blocks": True}
+    in_pd_connector(sides[wraps], cross_layers=True)
+    sides[plain]["transfer"]["kv_connector_extra_config"] = {"enable_cross_layers_blocks": True}
     comparison = compared(tmp_path, sides)
     assert wrong(comparison) == {"enable_cross_layers_blocks"}
     [named] = [result for result in comparison.results if result.verdict is Verdict.FAIL]
