@@ -17,7 +17,7 @@ _PARAMETER = re.compile(
     r'|\{(?:(?P<braced_all>[@*])|(?P<braced>[1-9])(?::?-(?P<default>[^{}]*))?)\})(?P<end>"?)'
 )
 #: A call, after the variables that it is given. A definition has parentheses or the word function instead.
-_CALL = r"(?m)(?:^|[;&|{{(])[ \t]*(?:\w+=\S*[ \t]+)*{name}(?=[\s;&|)]|$)"
+_CALL = r"(?m)(?:^|[;&|{{(])[ \t]*(?:\w+=\S*[ \t]+)*{name}(?=[\s;&|)]|$)(?![ \t]*\()"
 #: What needs no quotation marks, wherever it stands.
 _SIMPLE = re.compile(r"[\w./:,=@%+-]*")
 #: The most functions of a script that are read.

@@ -57,6 +57,11 @@ def test_every_batch_and_every_depth_is_measured(pytester: pytest.Pytester, monk
     assert [key.split("/")[4:6] for key in row_keys] == [["batch1", "depth2"], ["batch4", "depth2"]]
 
 
+def test_the_largest_row_fits_into_the_footprint(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--nixl-blocks=1MiB,64MiB", "--nixl-op=READ", "--nixl-batch=1,4", "--nixl-depth=2,1")
+    assert {key.rpartition("=")[2] for key in keys(pytester, monkeypatch, *options)} == {"512MiB"}
+
+
 def test_nothing_is_measured_twice(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys(pytester, monkeypatch, "--nixl-footprint=auto") == []
     assert keys(pytester, monkeypatch, "--nixl-backend=POSIX") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from pytest_nixl import cli
 from pytest_nixl.checks.connector.command_line import is_resolved, script_launches
 from pytest_nixl.checks.connector.comparison import ConnectorComparison, compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
+from pytest_nixl.checks.connector.engine_fields import named_releases, release_of
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
+from pytest_nixl.checks.connector.shell_functions import called_body, take_functions
 from pytest_nixl.model.verdicts import Verdict
 
 #: A side before it is written to a file: ``options``, ``transfer``, ``env``, ``image`` and ``command``.
@@ -169,6 +172,9 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
 ONE_BY_ONE = [(engine, field) for engine, planted in PLANTED.items() for field in planted]
 
 
+_EFA = "vpc.amazonaws.com/efa"
+
+
 def pod(side: Side, name: str = "engine") -> dict[str, Any]:
     """Return a Deployment with one container."""
     args = [word for option, value in side["options"].items() for word in (option, value) if word]
@@ -176,7 +182,7 @@ def pod(side: Side, name: str = "engine") -> dict[str, Any]:
         args += ["--kv-transfer-config", json.dumps(side["transfer"])]
     container = {
         "name": "engine",
-        "resources": {"limits": {"nvidia.com/gpu": side.get("gpus", 64), "vpc.amazonaws.com/efa": side.get("efa", 0)}},
+        "resources": {"limits": {"nvidia.com/gpu": side.get("gpus", 64), side.get("nic", _EFA): side.get("efa", 0)}},
         "image": side["image"],
         "command": side["command"],
         "args": args,
@@ -374,6 +380,41 @@ def test_swapped_files_are_named_by_their_roles(tmp_path: Path) -> None:
     assert wrong(compare_connectors(read_engine(decode), read_engine(prefill))) == {"--disaggregation-mode"}
 
 
+@pytest.mark.parametrize(
+    ("image", "package"),
+    [
+        *((name, "vllm") for name in ("vllm", "vllm-openai")),
+        ("sglang", "sglang"),
+        *((f"{name}-runtime", "ai-dynamo") for name in ("vllm", "sglang", "tensorrtllm")),
+        ("another", ""),
+    ],
+)
+@pytest.mark.parametrize("tag", ["v1.2.3", "1.2.3@sha256:0", "latest"])
+def test_the_tag_of_an_image_is_a_release(image: str, package: str, tag: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["prefill"]["image"] = f"host:5000/a/{image}:{tag}"
+    side = compared(tmp_path, sides).pair.prefill
+    releases = {name: release_of(side, name) for name in ("vllm", "sglang", "ai-dynamo", "nixl")}
+    assert releases == {name: "1.2.3" if name == package and tag != "latest" else "" for name in releases}
+
+
+def test_what_a_command_installs_and_names_is_a_release(tmp_path: Path) -> None:
+    packages = {"nixl": "1.5.1", "nixl-cu12": "1.5.2", "nixl-cu13": "1.5.3", "vllm": "0.33.0+cu130", "sglang": "0.5.9"}
+    packages["ai-dynamo"] = "1.0.0rc1"
+    words = " ".join(
+        f"{name}{extra}=={release}"
+        for (name, release), extra in zip(
+            packages.items(), ("", "", "[dev]", "[audio,flash-attn]", "", "[vllm]"), strict=True
+        )
+    )
+    installs = script(tmp_path, "a.sh", f"pip install {words}\n{_START}\n")
+    variables = " ".join(f"{name}_VERSION=1.2.{number}" for number, name in enumerate(("NIXL", "VLLM", "SGLANG")))
+    names = script(tmp_path, "b.sh", f"pip install vllm==0.14.0\n{variables} {_START}\n")
+    pair = compare_connectors(read_engine(installs), read_engine(names)).pair
+    assert named_releases(pair.prefill) == packages
+    assert named_releases(pair.decode) == {"nixl": "1.2.0", "vllm": "0.14.0", "sglang": "1.2.2"}
+
+
 def test_different_engines_are_named(tmp_path: Path) -> None:
     sides = {"prefill": vllm_side("prefill"), "decode": sglang_side("decode")}
     assert wrong(compared(tmp_path, sides)) >= {"engine"}
@@ -391,6 +432,13 @@ def test_different_engines_are_named(tmp_path: Path) -> None:
         ("http://127.0.0.1:2379", "http://127.0.0.1:2379", "FAIL"),
         ("http://etcd:2379/", "http://etcd:2379/", "FAIL"),
         ("http://etcd:2379", "", "FAIL"),
+        ("", "http://etcd:2379", "FAIL"),
+        ("", "", "FAIL"),
+        ("http://etcd:2379", "http://etcd.:2379", "WARN"),
+        ("http://etcdx:2379", "http://etcd:2379", "FAIL"),
+        ("http://a:2379,http://b:2379", "http://a:2379", "FAIL"),
+        ("http://a.b:1,http://c:2", "http://c:2,http://a:1", "INCONCLUSIVE"),
+        ("http://a.b:1,http://c:2", "http://d:2,http://a:1", "FAIL"),
         ("$(ETCD)", "http://etcd:2379", "INCONCLUSIVE"),
         ("http://etcd:2379", "$(ETCD)", "INCONCLUSIVE"),
         ("$(ETCD)", "$(ETCD)", "PASS"),
@@ -402,6 +450,51 @@ def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_pat
         sides[role]["env"]["NIXL_ETCD_ENDPOINTS"] = text
     results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
     assert results["NIXL_ETCD_ENDPOINTS"] == field
+
+
+@pytest.mark.parametrize(
+    ("tag", "variables", "used"),
+    [
+        ("1.0.0", {}, {"ETCD_ENDPOINTS"}),
+        ("1.0.0", {"DYN_DISCOVERY_BACKEND": "kubernetes"}, set()),
+        ("1.0.0", {"DYN_REQUEST_PLANE": "nats"}, {"ETCD_ENDPOINTS", "NATS_SERVER"}),
+        ("1.0.0", {"DYN_EVENT_PLANE": "nats", "DYN_DISCOVERY_BACKEND": "file"}, {"NATS_SERVER"}),
+        ("0.9.0", {}, {"ETCD_ENDPOINTS", "NATS_SERVER"}),
+    ],
+)
+def test_a_server_that_dynamo_does_not_use_may_differ(
+    tag: str, variables: dict[str, str], used: set[str], tmp_path: Path
+) -> None:
+    sides = sides_of("Dynamo")
+    for role, side in sides.items():
+        side["image"] = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{tag}"
+        side["env"] |= {**variables, "ETCD_ENDPOINTS": f"http://{role}:2379", "NATS_SERVER": f"nats://{role}:4222"}
+    assert wrong(compared(tmp_path, sides)) == used
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "verdict"),
+    [
+        ("rc_mlx5", "rc_verbs", Verdict.PASS),
+        ("rc", "ud", Verdict.FAIL),
+        ("ib", "srd", Verdict.PASS),
+        ("efa", "ud", Verdict.WARN),
+        ("efa", "rc", Verdict.FAIL),
+        ("ud", "all", Verdict.WARN),
+        ("dc,tcp", "tcp", Verdict.WARN),
+        ("rc,tcp:aux", "tcp", Verdict.FAIL),
+        ("all", "all", Verdict.PASS),
+        ("rcx", "rc", Verdict.FAIL),
+        ("sm", "rc", Verdict.FAIL),
+    ],
+)
+def test_both_sides_allow_a_transport_in_common(prefill: str, decode: str, verdict: Verdict, tmp_path: Path) -> None:
+    for texts in ((prefill, decode), (decode, prefill)):
+        sides = sides_of("vLLM")
+        for side, text in zip(sides.values(), texts, strict=True):
+            side["env"]["UCX_TLS"] = f"{text},cuda"
+        results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
+        assert results["UCX_TLS"] is verdict
 
 
 @pytest.mark.parametrize(
@@ -417,6 +510,23 @@ def test_block_sizes_may_differ_in_one_direction(sizes: tuple[str, str], verdict
         sides[role]["options"]["--block-size"] = size
     results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
     assert results["--block-size"] == verdict
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("size", ["many", "0", "-1", "1.5", "\u0663", "1" * 12])
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("vLLM", "--tensor-parallel-size --pipeline-parallel-size --decode-context-parallel-size --block-size"),
+        ("SGLang", "--tp-size --dp-size --pp-size --dcp-size --page-size"),
+    ],
+)
+def test_a_size_is_a_positive_number(engine: str, options: str, size: str, role: str, tmp_path: Path) -> None:
+    for option in options.split():
+        sides = sides_of(engine)
+        sides[role]["options"][option] = size
+        field = option.replace("--dp-size", "--tp-size")  # SGLang divides its TP by it
+        assert field in wrong(compared(tmp_path, sides)), option
 
 
 def test_tp_sizes_may_differ_unless_heads_cannot_be_split(tmp_path: Path) -> None:
@@ -454,6 +564,87 @@ def test_ports_on_one_host_must_differ(tmp_path: Path) -> None:
     assert wrong(compared(tmp_path, sides)) == set()
     sides["prefill"]["options"]["--data-parallel-size"] = "2"
     assert wrong(compared(tmp_path, sides)) == {"ports"}
+
+
+@pytest.mark.parametrize(
+    ("port", "fails"),
+    [("0", True), ("65535", False), ("65536", True), ("100000", True), ("8e3", True), ("\u0663", True)],
+)
+def test_a_port_is_a_number_up_to_65535(port: str, fails: bool, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["options"]["--port"] = port
+    assert wrong(compared(tmp_path, sides)) == ({"ports"} if fails else set())
+
+
+@pytest.mark.parametrize(
+    ("engine", "setting"),
+    [
+        *(("vLLM", f"DYN_{name}_PORT=5600") for name in ("SYSTEM", "FORWARDPASS_METRIC", "KVBM_METRICS")),
+        *(("vLLM", f"DYN_KVBM_LEADER_ZMQ_{name}_PORT=5600") for name in ("PUB", "ACK")),
+        ("vLLM", "NIXL_TELEMETRY_PROMETHEUS_PORT=5600"),
+        *(("vLLM", f"{name}=5600") for name in ("--data-parallel-rpc-port", "-dpp", "--master-port", "--port")),
+        *(("vLLM", f'--kv-events-config={{"{name}": "tcp://*:5600"}}') for name in ("endpoint", "replay_endpoint")),
+        ("SGLang", "--nccl-port=30000"),
+    ],
+)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_no_two_ports_of_an_engine_are_the_same(role: str, engine: str, setting: str, tmp_path: Path) -> None:
+    name, _, value = setting.partition("=")
+    sides = sides_of(engine)
+    sides[role]["options" if name.startswith("-") else "env"][name] = value
+    assert wrong(compared(tmp_path, sides)) == {"ports"}
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "port", "fails"),
+    [
+        ("0.11.2", {}, "5603", True),
+        ("0.11.2", {}, "5604", False),
+        ("0.12.0", {}, "5601", False),
+        ("0.14.0", {"--data-parallel-size": "3"}, "5602", True),
+        ("0.14.0", {"--data-parallel-size": "3"}, "5603", False),
+        *(("0.14.0", {"-dp": "3", name: "2"}, "5602", False) for name in ("-dpl", "--data-parallel-size-local")),
+    ],
+)
+def test_each_rank_of_a_side_channel_has_a_port(
+    release: str, options: dict[str, str], port: str, fails: bool, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["image"] = f"vllm/vllm-openai:v{release}"
+        side["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "10.0.0.1"
+    sides["prefill"]["options"] |= options
+    sides["decode"]["options"]["--port"] = "8001"
+    sides["decode"]["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port
+    reasons = {result.rule.field: result.why for result in compared(tmp_path, sides).results}
+    assert (f"prefill's VLLM_NIXL_SIDE_CHANNEL_PORT (5600 to {port})" in reasons["ports"]) is fails
+
+
+@pytest.mark.parametrize(
+    ("stores", "etcds", "reason"),
+    [
+        (("localhost:1", "10.0.0.1:1"), ("", ""), "neither may be a loopback address"),
+        (("10.0.0.1:1", "127.0.0.1:1"), ("", ""), "neither may be a loopback address"),
+        (("10.0.0.1:1", "10.0.0.1:2"), ("", ""), "they must be equal"),
+        (("10.0.0.1:1", ""), ("", ""), "only one side can publish its metadata there"),
+        (("", "10.0.0.1:1"), ("e:1", ""), "one side publishes its metadata there, and the other in etcd"),
+        (("10.0.0.1:1", ""), ("", "e:1"), "one side publishes its metadata there, and the other in etcd"),
+        (("10.0.0.1:1", "10.0.0.1:1"), ("e:1", ""), "prefill also sets NIXL_ETCD_ENDPOINTS"),
+        (("10.0.0.1:1", "10.0.0.1:1"), ("", "e:1"), "decode also sets NIXL_ETCD_ENDPOINTS"),
+        (("10.0.0.1:1", "10.0.0.1:1"), ("", ""), ""),
+        (("", ""), ("e:1", ""), ""),
+    ],
+)
+def test_both_sides_have_one_store_of_metadata(
+    stores: tuple[str, str], etcds: tuple[str, str], reason: str, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side, store, etcd in zip(sides.values(), stores, etcds, strict=True):
+        side["env"] |= {"NIXL_ETCD_ENDPOINTS": etcd, "NIXL_TCPSTORE_ENDPOINT": store}
+    results = {result.rule.field: result for result in compared(tmp_path, sides).results}
+    result = results["NIXL_TCPSTORE_ENDPOINT"]
+    assert reason in result.why
+    assert (result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)) is bool(reason)
 
 
 def test_loopback_is_right_on_one_host(tmp_path: Path) -> None:
@@ -499,6 +690,19 @@ def test_a_backend_that_cannot_carry_the_cache(
     assert words in capsys.readouterr().out
     if given:
         assert cli.main(["connector", *paths]) == 0
+
+
+@pytest.mark.parametrize(
+    ("backends", "works"),
+    [("UCX LIBFABRIC MOONCAKE UCCL GPUNETIO", True), ("POSIX GDS GDS_MT OBJ GUSLI HF3FS INFINIA AZURE_BLOB", False)],
+)
+def test_only_a_backend_between_agents_carries_the_cache(backends: str, works: bool, tmp_path: Path) -> None:
+    for backend in backends.split():
+        sides = sides_of("SGLang")
+        for side in sides.values():
+            side["env"]["SGLANG_DISAGGREGATION_NIXL_BACKEND"] = backend
+        sentences = [result.sentence for result in compared(tmp_path, sides).results if result.verdict is Verdict.FAIL]
+        assert (sentences, works) == ([], True) or "reaches storage only" in "".join(sentences), backend
 
 
 def test_no_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,6 +762,9 @@ _SCRIPTS = [
         f'ssh -o "BatchMode yes" node "{_ADDRESS}=10.0.0.1 {_START.replace(chr(34), chr(92) + chr(34))}"',
     ),
     ("10.0.0.1", f"cat > run.txt <<END\nhow it's run\nEND\n{_ADDRESS}=10.0.0.1 {_START}"),
+    ("10.0.0.1", f"cat <<<$A; cat > run.txt <<END\nhow it's run\nEND\n{_ADDRESS}=10.0.0.1 {_START}"),
+    ("10.0.0.1", f"{_ADDRESS}=10.0.0.2\nif true; then :; fi\n{_ADDRESS}=10.0.0.1\n{_START}"),
+    ("10.0.0.1", f"{_ADDRESS}=10.0.0.2\ncase $1 in\na) :;;\nesac\n{_ADDRESS}=10.0.0.1\n{_START}"),
     ("10.0.0.1", f"{_ADDRESS}=${{A:=10.0.0.1}} {_START}"),
     ("", f"if [ $1 ]; then {_ADDRESS}=10.0.0.1; else {_ADDRESS}=10.0.0.2; fi\n{_START}"),
     ("10.0.0.1", f"start() {{\n{_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nstart"),
@@ -572,6 +779,8 @@ _SCRIPTS = [
         "10.0.0.1",
         f"run() {{  # }} is no end\n  if true; then {{ cd /; }}; fi\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1",
     ),
+    ("10.0.0.1", f"start () {{\n{_ADDRESS}=10.0.0.1 {_START}\n}}\ntrap start EXIT"),
+    ("10.0.0.1", f"# as run() {{\nrun() {{\n  {_ADDRESS}=$1 {_START}\n}}\nrun 10.0.0.1"),
     (
         "10.0.0.1",
         f"a() {{ :; }}\nb() {{\n  c() {{ :; }}\n  c\n  {_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nb\n",
@@ -585,6 +794,7 @@ _SCRIPTS = [
     ("", f"export {_ADDRESS}=$(hostname -I | awk '{{print $1}}')\n{_START}"),
     ("", f"{_ADDRESS}=$(python3 -c \"print('(', 1)\") {_START}"),
     ("", f"{_ADDRESS}=`ip addr | grep -oP '(?<=inet )[0-9.]+'` {_START}"),
+    ("", f"{_ADDRESS}=`cd /; vllm serve other` {_START}"),
     ("", f'{_ADDRESS}="$(get "$A" \';\' | tail -1)" {_START}'),
 ]
 
@@ -596,6 +806,96 @@ def test_a_shell_script_is_read_as_a_shell_does(address: str, script: str) -> No
     assert value == address if address else not is_resolved(value)
     assert launch.options == {"--kv-transfer-config": ['{"kv_connector":"NixlConnector","kv_role":"kv_both"}']}
     assert launch.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("definition", "body"),
+    [
+        ("run() {\n x\n}", "\n x\n"),
+        ("  run () { x; }", " x; "),
+        ("function run { x; }", " x; "),
+        ("function run() { x; }", " x; "),
+        ("run()\n{ { x; }; }", " { x; }; "),
+        ("run() { # }\n x; }", " # }\n x; "),
+        ("run() { echo a#}", " echo a#"),
+        ("""run() { echo 'x}y' "}\\"}" \\}; }""", """ echo 'x}y' "}\\"}" \\}; """),
+        ("run() {\n one() { x; }\n one\n}", "\n one() { x; }\n one\n"),
+    ],
+)
+@pytest.mark.parametrize("call", ["run", "A=1 B= run 2", "true && run|tee", "(run)", "{ run; }", "a;run&"])
+def test_the_body_of_a_function_is_taken_if_it_is_called(definition: str, body: str, call: str) -> None:
+    other = "other() { y; }"
+    script = f"before\n{definition}\n{other}\n"
+    assert take_functions(f"{script}{call}\n") == (f"before\n\n{other}\n{call}\n", {"run": body})
+    assert take_functions(f"{script}{call}\nother\n") == (
+        f"before\n\n\n{call}\nother\n",
+        {"run": body, "other": " y; "},
+    )
+    assert take_functions(f"{script}runs -run\n") == (f"{script}runs -run\n", {})
+
+
+def test_no_more_functions_are_taken_than_can_be_read() -> None:
+    assert take_functions("run() { x\nrun\n") == ("run() { x\nrun\n", {})
+    many = "".join(f"f{number}() {{ x; }}\nf{number}\n" for number in range(100))
+    assert len(take_functions(many)[1]) == 64
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "called"),
+    [
+        ("x $1 $2", "a 'b c'", "x a 'b c'"),
+        ('x "$1"y', "'a b'", "x 'a b'y"),
+        ("x$1 $2y", "a b", "xa by"),
+        ("x$1 $2y", "'a b' 'c d'", "x$1 $2y"),
+        ('"$1 x" "x $2"', "a b", '"a x" "x b"'),
+        ('"$1 x" "x $2"', "'a b' 'c d'", '"$1 x" "x $2"'),
+        ("x ${1:-d} ${2-e} ${3}", "a", "x a e ''"),
+        ("x ${1:-shift}", "a b", "x a"),
+        ("noshift 2; x $1", "a b c", "noshift 2; x a"),
+        ("x $@; y ${*}", "'a b' c", "x 'a b' c; y 'a b' c"),
+        ('x "$@ now"', "a", 'x "$@ now"'),
+        ("$1\nshift\n$1 $@\nshift 2\n$1", "a b c d", "a\nshift\nb b c d\nshift 2\nd"),
+    ],
+)
+def test_a_call_puts_its_arguments_into_the_body(body: str, arguments: str, called: str) -> None:
+    assert called_body(body, shlex.split(arguments)) == called
+
+
+_BEFORE = "export declare typeset local readonly if then elif else while until do { ! time exec env nohup"
+
+
+@pytest.mark.parametrize("word", _BEFORE.split())
+def test_a_variable_is_set_after_a_word_of_the_shell(word: str) -> None:
+    [launch] = script_launches(f"{word} {_ADDRESS}=10.0.0.1\n{_START}", {})
+    assert launch.environment[_ADDRESS] == "10.0.0.1"
+
+
+@pytest.mark.parametrize("before", ["", "  local ", "declare -a ", "readonly "])
+def test_an_array_may_be_declared(before: str) -> None:
+    [launch] = script_launches(f'{before}A=(--port 1\n  # a comment\n --seed 2)\nvllm serve m "${{A[@]}}"', {})
+    assert launch.options == {"--port": ["1"], "--seed": ["2"]}
+
+
+@pytest.mark.parametrize("array", ["A=(--port 1)\nA=(--port 2)", f"A=(--port {'1' * 9000})"])
+@pytest.mark.parametrize("uses", [1, 20])
+def test_an_array_that_is_not_clear_or_too_large_is_unknown(array: str, uses: int) -> None:
+    [launch] = script_launches(f"{array}\nvllm serve m {'${A[@]} ' * uses}", {})
+    unknown = "A=(--port 1)\n" in array or uses > 1
+    assert (launch.unknown, "--port" in launch.options) == (("$A",) if unknown else (), not unknown)
+
+
+def test_words_that_may_be_any_options_are_kept() -> None:
+    [launch] = script_launches('cat f | xargs vllm serve m $A "${B[@]}" --port $PORT "$@" $A', {})
+    assert launch.unknown == ("what xargs reads", "$A", "$B", "$@")
+    assert launch.options == {"--port": ["$PORT"]}
+
+
+@pytest.mark.parametrize("program", ["docker", "podman --remote", "/bin/nerdctl"])
+@pytest.mark.parametrize(("image", "engine"), [("vllm", "vLLM"), ("a/vllm-openai:1", "vLLM"), ("sglang@b:0", "SGLang")])
+def test_each_program_runs_each_engines_image(program: str, image: str, engine: str) -> None:
+    [launch] = script_launches(f"{program} run -e A=1 --env B=2 --env=C=3 -e D {image} --dtype half", {"E": "5"})
+    assert (launch.engine, launch.image, launch.options) == (engine, image, {"--dtype": ["half"]})
+    assert launch.environment == {"A": "1", "B": "2", "C": "3"}
 
 
 @pytest.mark.parametrize(
@@ -631,13 +931,16 @@ def test_a_text_in_a_script_is_the_value_of_its_variable(value: str) -> None:
         ("ROLE=prefill", {"--port", "--kv-cache-dtype"}),
         ("ROLE=decode", {"--port"}),
         ("ROLE=other", {"--port", "--seed"}),
+        ("ROLE=prefill\nROLE=decode", {"--port"}),
+        ("ROLE", {"--port"}),
     ],
 )
 def test_the_branch_of_a_role_is_taken(role: str, options: set[str], tmp_path: Path) -> None:
     path = tmp_path / "engine.sh"
     path.write_text(
         f"tee config <<E\na: {role}\nE\nexport {role}\nA=(--port 1)\n"
-        'case "$ROLE" in\n prefill|p*) A+=(--kv-cache-dtype fp8) ;;\n'
+        'echo lowercase "$ROLE" in case "$ROLE" inside\n'
+        'case "$ROLE" in\n prefill|p*) A+=(--kv-cache-dtype fp8_esac) ;;\n'
         ' decode) ;;\n *) A+=(--seed 1) ;;\nesac\nvllm serve m "${A[@]}"\n'
     )
     assert set(read_engine(str(path)).launch.options) == options
@@ -716,6 +1019,77 @@ def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
     sides["decode"]["options"]["--model"] = "other"
     assert cli.main(["connector", *files(tmp_path, sides)]) == 1
     assert ("; all KV goes over TCP: slow; correct them from the top" in capsys.readouterr().out) is bool(unset_on)
+
+
+_DEVICES = "eth0 eno1 ens3f0 enp1s0 enx0 enP2p1s0 bond0 team0 br-ex net1 hsn0 ib0"
+
+
+@pytest.mark.parametrize("device", _DEVICES.split())
+def test_a_network_interface_is_not_an_rdma_device(device: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["env"]["UCX_NET_DEVICES"] = device
+    assert wrong(compared(tmp_path, sides)) == {"UCX_NET_DEVICES"}
+    sides["decode"]["env"]["UCX_TLS"] = "tcp,rc,cuda"
+    assert wrong(compared(tmp_path, sides)) == set()
+
+
+_CARDS = "mlx4_0 mlx5_0:1 bnxt_re0 irdma0 hns_0 qedr0 rxe0 rdmap79s0 rocep1s0 ibp1s0 ionic_0 mana_0 efa_0"
+
+
+@pytest.mark.parametrize("device", _CARDS.split())
+def test_an_rdma_device_is_of_no_use_to_tcp(device: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["env"] |= {"UCX_NET_DEVICES": device, "UCX_TLS": "tcp"}
+    assert "UCX_NET_DEVICES" in wrong(compared(tmp_path, sides))
+
+
+_NICS = "rdma/x a/hca_1 a/infiniband x/ib0 a/roce a/mlnx a/mellanox a/sriov_net a/efa a/nic"
+
+
+@pytest.mark.parametrize("resource", [*_NICS.split(), "a/disk"])
+@pytest.mark.parametrize("variables", [{"UCX_TLS": "rc,cuda"}, {"UCX_TLS": "all", "UCX_NET_DEVICES": "mlx5_0:1"}])
+def test_a_resource_may_be_an_rdma_device(variables: dict[str, str], resource: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"] |= {"nic": resource, "efa": 1, "env": {**sides["decode"]["env"], **variables}}
+    assert ("RDMA devices" in doubtful(compared(tmp_path, sides))) is (resource == "a/disk")
+    sides["decode"]["env"] |= {"UCX_TLS": "all", "UCX_NET_DEVICES": "mlx5_0:1,eth0"}
+    assert "RDMA devices" not in doubtful(compared(tmp_path, sides))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("backend", "setting"),
+    [
+        ("UCX", "UCX_PROTO_ENABLE=Off"),
+        ("UCX", "UCX_IB_GPU_DIRECT_RDMA=N"),
+        ("UCX", "UCX_RNDV_SCHEME=PUT_ppln"),
+        ("LIBFABRIC", "FI_PROVIDER=TCP;ofi_rxm"),
+        ("LIBFABRIC", "FI_EFA_USE_DEVICE_RDMA=False"),
+        ("LIBFABRIC", "FI_HMEM_DISABLE_P2P=Yes"),
+    ],
+)
+def test_a_slow_setting_is_read_in_any_case(backend: str, setting: str, role: str, tmp_path: Path) -> None:
+    name, _, value = setting.partition("=")
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["transfer"]["kv_connector_extra_config"] = {"backends": [backend]}
+    sides[role]["env"][name] = value
+    comparison = compared(tmp_path, sides)
+    assert wrong(comparison) | doubtful(comparison) == {"slow settings"}
+
+
+@pytest.mark.parametrize(
+    ("memories", "warned"),
+    [(("cuda", "xpu"), True), (("xpu", None), False), ((None, "xpu"), False), (("xpu", "xpu"), False)],
+)
+def test_only_two_kinds_of_memory_that_are_set_are_warned(
+    memories: tuple[str | None, str | None], warned: bool, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side, memory in zip(sides.values(), memories, strict=True):
+        side["transfer"].pop("kv_buffer_device")
+        side["transfer"] |= {"kv_buffer_device": memory} if memory else {}
+    assert ("kv_buffer_device" in doubtful(compared(tmp_path, sides))) is warned
 
 
 @pytest.mark.parametrize(("memory", "verdict"), [("cuda", Verdict.WARN), ("cpu", Verdict.PASS), (None, Verdict.WARN)])
@@ -906,6 +1280,9 @@ TWO = "".join(
         ("binary.bin", bytes(range(256)), "is a binary file"),
         ("zero.txt", b"vllm serve\0", "is a binary file"),
         ("quotes.txt", b"vllm serve 'm\n", "a quotation that is not closed: it begins with ' in line 1"),
+        ("quotes-in-quotes.txt", b"echo \"it's\"\nvllm serve 'm\n", "it begins with ' in line 2"),
+        ("hash.txt", b"vllm serve m#1 'x\n", "it begins with ' in line 1"),
+        ("two-quotes.txt", b"echo 'a\"b' \"a\\\"b'\"\nvllm serve \"m\n", 'it begins with " in line 2'),
         ("transfer.txt", b"vllm serve m --kv-transfer-config '{'\n", "is not a JSON object"),
         ("quoted.json", b'{"containers": [{"command": ["vllm", "serve"], "args": ["--kv-transfer-config", "\'{}\'"]}]}',
          "quotes that no shell removes"),
@@ -983,6 +1360,23 @@ def test_sizes_of_a_model_with_sliding_windows_are_equal(model: str, fails: bool
     for side, size in zip(sides.values(), ("2", "4"), strict=True):
         side["options"].update({"--model-path": model, "--tp-size": size})
     assert wrong(compared(tmp_path, sides)) == ({"--tp-size"} if fails else set())
+
+
+_HYBRIDS = (
+    "mamba-2.8b Jamba-1.5 Nemotron-H NemotronH-8B nemotron-h-47b Nemotron-Nano-9B Nemotron-3-Super Bamba-9B Zamba2-7B "
+    "Falcon-H1-7B granite-4.0-h-small Qwen3-Next-80B Qwen3.5-27B Qwen3.6-A3B Kimi-Linear-48B LFM2-8B MiniMax-Text-01"
+)
+
+
+@pytest.mark.parametrize("model", [*_HYBRIDS.split(), "Qwen3-32B", "Llama-3.1-Nemotron-70B", "granite-4.0-small"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_mamba_hybrid_needs_its_layout_of_states(model: str, role: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for name, side in sides.items():
+        side["image"], side["options"]["--model"] = "vllm/vllm-openai:v0.33.0", f"a/{model}"
+        side["env"]["VLLM_SSM_CONV_STATE_LAYOUT"] = "SD" if name == role else "DS"
+    results = {result.rule.field: result.why for result in compared(tmp_path, sides).results}
+    assert ("is a Mamba hybrid" in results["VLLM_SSM_CONV_STATE_LAYOUT"]) is (model in _HYBRIDS)
 
 
 @pytest.mark.parametrize(
@@ -1090,11 +1484,12 @@ def test_pd_connector_contains_the_connector_that_counts(tmp_path: Path) -> None
     assert wrong(compared(tmp_path, sides)) == set()
 
 
-def test_pd_connector_ignores_blocks_across_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wraps", "plain"), [("prefill", "decode"), ("decode", "prefill")])
+def test_pd_connector_ignores_blocks_across_layers(wraps: str, plain: str, tmp_path: Path) -> None:
     # dynamo#10027: both files say true, and vLLM reports a hash mismatch.
     sides = sides_of("Dynamo")
-    in_pd_connector(sides["prefill"], cross_layers=True)
-    sides["decode"]["transfer"]["kv_connector_extra_config"] = {"enable_cross_layers_blocks": True}
+    in_pd_connector(sides[wraps], cross_layers=True)
+    sides[plain]["transfer"]["kv_connector_extra_config"] = {"enable_cross_layers_blocks": True}
     comparison = compared(tmp_path, sides)
     assert wrong(comparison) == {"enable_cross_layers_blocks"}
     [named] = [result for result in comparison.results if result.verdict is Verdict.FAIL]
@@ -1198,6 +1593,20 @@ def test_gpus_of_the_pod_are_enough(gpus: int, options: dict[str, str], fails: b
     assert wrong(compared(tmp_path, sides)) == ({"GPUs"} if fails else set())
 
 
+_SEVERAL_HOSTS = (
+    "--nnodes -n --node-rank -r --headless --data-parallel-address -dpa --data-parallel-size-local -dpl "
+    "--data-parallel-rank -dpn --data-parallel-start-rank -dpr --data-parallel-hybrid-lb --data-parallel-external-lb "
+    "--data-parallel-backend --distributed-executor-backend --dist-init-addr"
+)
+
+
+@pytest.mark.parametrize("option", [*_SEVERAL_HOSTS.split(), "--seed"])
+def test_a_pod_has_not_all_gpus_of_an_engine_on_several_hosts(option: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["prefill"] |= {"gpus": 1, "options": {**sides["prefill"]["options"], option: "1"}}
+    assert ("GPUs" in wrong(compared(tmp_path, sides))) is (option == "--seed")
+
+
 def test_a_group_of_pods_shares_the_gpus(tmp_path: Path) -> None:
     sides = sides_of("vLLM")
     sides["prefill"]["gpus"] = 2
@@ -1218,6 +1627,13 @@ def test_a_group_of_pods_shares_the_gpus(tmp_path: Path) -> None:
         ("mpirun -n 8 trtllm-llmapi-launch trtllm-serve m --tp 8", "trtllm-serve"),
         ("python3 -m lmdeploy serve api_server m --tp 1", "lmdeploy"),
         ("python3 -m dynamo.trtllm --model m", "TensorRT-LLM"),
+        *(
+            (f"./run_{word}.sh --tp 8", f"run_{word}.sh")
+            for word in ("serve", "server", "Launch", "launcher", "worker")
+        ),
+        ("tool serve --tp 1", "tool"),
+        ("./run_server --debug", "run_server"),
+        *((f"./start -{option}=m", "start") for option in ("model", "-served-model-name", "-checkpoint-dir")),
     ],
 )
 def test_a_launcher_that_is_not_known_is_inconclusive(

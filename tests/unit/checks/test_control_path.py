@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from unittest.mock import MagicMock
+
 import pytest
 
-from pytest_nixl.checks.control_path.check import describe_oversize, refusal_of, regions_of
+from pytest_nixl.checks.control_path.check import ControlPath, describe_oversize, refusal_of, regions_of
 from pytest_nixl.model.kv_cache import KvPlan, kv_model
 
 REFUSED = "E1122 nixl_etcd_metadata_backend.cpp:126] Failed to store metadata in etcd: etcdserver: request is too large"
@@ -28,6 +31,16 @@ def test_an_engine_registers_a_region_for_each_tensor() -> None:
 )  # fmt: skip
 def test_only_a_refusal_for_the_size_is_one(output: str, line: str) -> None:
     assert refusal_of(output) == line
+
+
+@pytest.mark.parametrize("measure", [ControlPath.connection, ControlPath.notifications])
+def test_each_agent_knows_the_other_before_it_is_timed(measure: Callable[[ControlPath], object]) -> None:
+    agents = [MagicMock(**{"get_agent_metadata.return_value": f"metadata {number}"}) for number in range(2)]
+    times = {"connect": 1.0, "transfers": [3.0, 2.0], "round_trips": [1.0], "burst": 2.0}
+    for agent in agents:
+        agent.worker.request.return_value.result.return_value = times
+    measure(ControlPath("UCX", agents[0], agents[1], 5.0))
+    assert [agent.add_remote_agent.call_args.args for agent in agents] == [("metadata 1",), ("metadata 0",)]
 
 
 def test_metadata_that_etcd_refused_is_described_with_sizes_and_what_etcd_still_has() -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from helpers.cli_run import run
@@ -24,6 +26,7 @@ from pytest_nixl.checks.bandwidth.each_nic import (
     NicPair,
     NicRow,
     NicTrial,
+    judge_each_nic,
     nearest_gpus,
     nic_pairs,
     ports,
@@ -33,11 +36,13 @@ from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.host.rdma import Port
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
 from pytest_nixl.session.settings import read_settings
 
 KIND = ("mlx", 50e9)
@@ -245,14 +250,36 @@ def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: st
     assert {device: reason for device, reason in reasons.items() if reason} == left_out
 
 
-def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(pytestconfig: pytest.Config) -> None:
+def host(name: str, *devices: str) -> Any:
+    """Return the answer of a rank on a host with these devices."""
     card = facts_of("p5.48xl").rdma[0]
+    cards = tuple(
+        replace(card, name=device, kind="mlx", ports=(Port(1, "ACTIVE", 5e10, "InfiniBand", {}, ()),))
+        for device in devices
+    )
+    return json.loads(json.dumps(HostDevices(name, cards, (), "").plain()))
 
-    def host(name: str, *devices: str) -> Any:
-        cards = tuple(replace(card, name=device, kind="mlx", ports=(Port(1, "ACTIVE", 5e10, "InfiniBand", {}, ()),))
-                      for device in devices)  # fmt: skip
-        return json.loads(json.dumps(HostDevices(name, cards, (), "").plain()))
 
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_each_operation_is_measured_once_and_workers_end(
+    error: type[BaseException] | None, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The devices and their rows are doubles, because no machine of CI has two RDMA devices."""
+    rows = MagicMock(return_value=rate(40e9), side_effect=error)
+    rows_of = MagicMock(return_value=rows)
+    monkeypatch.setattr(each_nic, "read_rdma", lambda _: facts_of("p5.48xl").rdma)
+    monkeypatch.setattr(each_nic, "NicLinks", rows_of)
+    links = [RowKey("UCX", op, MemoryPair("DRAM", "DRAM"), 4096) for op in ("WRITE", "READ", "WRITE")]
+    cluster = SimpleNamespace(ask=lambda _: [host("a", "m0", "m1"), host("b", "m0", "m1")], hosts=())
+    settings = read_settings(pytestconfig, environ={})
+    with pytest.raises(error) if error else nullcontext():
+        judgement = judge_each_nic(cast(Run, SimpleNamespace(links=links)), settings, cast(Cluster, cluster))
+        assert judgement.verdict is Verdict.PASS
+    assert rows_of.call_args.args[2] == ("WRITE", "READ")
+    rows.close.assert_called_once_with()
+
+
+def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(pytestconfig: pytest.Config) -> None:
     answers = [host("a", "m0", "m1"), host("a", "m0", "m1"), host("b", "m0", "m1"), host("c", "m0")]
     cluster = cast(Cluster, SimpleNamespace(ask={"devices": answers}.__getitem__))
     settings, rows = read_settings(pytestconfig, environ={}), [("WRITE", MemoryPair("DRAM", "DRAM"))]

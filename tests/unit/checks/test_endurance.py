@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from helpers.cli_run import repeats
@@ -19,11 +21,12 @@ from pytest_nixl.checks.endurance.check import (
     kept_memory,
     kept_sockets,
 )
+from pytest_nixl.core.strict import StrictError
 from pytest_nixl.judge.figure_bounds import judge_figures
-from pytest_nixl.model.figure import FIGURE_KINDS, Figure
+from pytest_nixl.model.figure import FIGURE_KINDS, Bound, Figure
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -153,6 +156,133 @@ def test_each_resource_has_a_figure_and_each_cycle_a_limit_for_it() -> None:
         missing = {f"growth-{name}" for name in (*RESOURCES, "etcd-keys")} | {"slowdown"}
         assert missing - named == ({"growth-sockets"} if kind.kept_sockets else set())
         assert all(bound.default and bound.at_most for bound in kind.limits)
+
+
+class CyclingAgent:
+    """An agent whose cycles take an eighth of a second each, on a clock of its own.
+
+    :param resource: what grows by 600 with each cycle; empty: nothing.
+    :param until: the number of cycles after which nothing grows any more.
+    :param lacking: a resource of which the worker does not tell.
+    """
+
+    def __init__(self, resource: str = "", until: int = 1 << 20, lacking: str = "") -> None:
+        self.now, self.counts = 100.0, list[int]()
+        self.worker = SimpleNamespace(timeout=1000.0)
+        self._resource, self._until, self._lacking = resource, until, lacking
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def run(self, function: str, *, count: int, **_: object) -> dict[str, float]:
+        self.counts.append(count)
+        self.now += count / 8
+        sample = {**dict.fromkeys((*RESOURCES, "reference"), 1.0), "seconds": 0.125}
+        if self._resource:
+            sample[self._resource] = 600.0 * min(sum(self.counts), self._until)
+        sample.pop(self._lacking, None)
+        return sample
+
+    def endurance(self, monkeypatch: pytest.MonkeyPatch, cycle: str = "registration") -> Endurance:
+        monkeypatch.setattr("pytest_nixl.checks.endurance.check.time", self)
+        return Endurance(cast(NixlAgent, self), CYCLES[cycle], "UCX", 0.0)
+
+
+_GROWING = "heap memory descriptors sockets threads shared-memory metadata"
+
+
+@pytest.mark.parametrize("resource", _GROWING.split())
+def test_each_resource_that_grows_is_named_alone(resource: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = CyclingAgent(resource)
+    endurance = agent.endurance(monkeypatch)
+    grown = {figure.name: figure.value for figure in endure(endurance, ()) if figure.name.startswith("growth-")}
+    assert grown == {f"growth-{name}": pytest.approx(600.0 * (name == resource)) for name in _GROWING.split()}
+    assert endurance.describe().startswith(f"{sum(agent.counts)} times a registration and a deregistration; growth ")
+    assert endurance.describe().partition("interval): ")[2].startswith(f"{resource} +")
+    judgement = judged(CyclingAgent(resource).endurance(monkeypatch), CYCLES["registration"])
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.startswith(f"growth-{resource} (UCX registration): ")
+
+
+@pytest.mark.parametrize(("until", "rounds"), [(0, 1), (100, 2), (1 << 20, 2)])
+def test_what_grows_is_measured_again_and_the_lesser_counts(
+    until: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = CyclingAgent("memory", until)
+    endurance = agent.endurance(monkeypatch)
+    judgement = judged(endurance, endurance.kind)
+    assert judgement.verdict is (Verdict.FAIL if until > 100 else Verdict.PASS)
+    assert len(agent.counts) == 4 + 24 * rounds
+    assert ("nothing grows" in judgement.reason) is (until <= 100)
+
+
+def test_a_bound_of_the_profile_is_a_reason_to_measure_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = CyclingAgent("heap")
+    bound = Bound("growth-heap", "a profile", {}, at_most=100)
+    endure(agent.endurance(monkeypatch, "connection"), (bound,))
+    assert len(agent.counts) == 4 + 24 * 2
+    agent.counts.clear()
+    endure(agent.endurance(monkeypatch, "connection"), ())
+    assert len(agent.counts) == 4 + 24
+
+
+def test_cycles_that_become_slower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    endurance = CyclingAgent("seconds").endurance(monkeypatch)
+    figures = {figure.name: figure for figure in endurance.figures()}
+    assert len(figures["cycle-time"].rounds) == 24, "without the warm-up"
+    assert figures["slowdown"].value > 3
+    judgement = judged(CyclingAgent("seconds").endurance(monkeypatch), CYCLES["registration"])
+    assert judgement.reason.startswith("slowdown (UCX registration): ")
+
+
+def test_only_the_heap_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = CyclingAgent(lacking="heap").endurance(monkeypatch).figures()
+    assert "growth-heap" not in {figure.name for figure in figures}
+    with pytest.raises(StrictError, match="threads"):
+        CyclingAgent(lacking="threads").endurance(monkeypatch).figures()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_finding_is_seen_wherever_its_figure_stands(place: int) -> None:
+    labels = {"backend": "UCX", "cycle": "agent"}
+    sockets, heap = Figure.of("growth-sockets", 1.0, labels), Figure.of("growth-heap", 1700.0, labels)
+    figures = [sockets, heap] if place == 0 else [heap, sockets]
+    assert kept_sockets(figures)
+    assert kept_memory(figures)
+    assert not kept_sockets([heap])
+    assert not kept_memory([sockets])
+
+
+@pytest.mark.parametrize(("duration", "counts"), [(0.0, [4] * 24), (400.0, [4, 8, *[16] * 200])])
+def test_samples_take_their_share_after_a_warm_up(
+    duration: float, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = CyclingAgent()
+    monkeypatch.setattr("pytest_nixl.checks.endurance.check.time", agent)
+    endurance = Endurance(cast(NixlAgent, agent), CYCLES["publication"], "UCX", duration, lambda _: 7)
+    figures = {figure.name: figure for figure in endurance.figures()}
+    assert agent.counts == [3, 4, 4, 4, *counts]
+    assert [keys for _, keys in figures["growth-etcd-keys"].samples] == [7] * len(counts)
+    agent.counts.clear()
+    endurance.figures()
+    assert agent.counts[:4] != [3, 4, 4, 4], "a second call needs no warm-up"
+
+
+#: The limits of heap and memory of each cycle, and of its slowdown.
+LIMITS = {
+    "transfer": (512, 512, 3),
+    "connection": (4096, 8192, 3),
+    "registration": (512, 512, 3),
+    "publication": (512, 4096, 10),
+    "agent": (768, 16384, 10),
+}
+
+
+@pytest.mark.parametrize("cycle", sorted({*CYCLES, *LIMITS}))
+def test_each_cycle_has_its_limits(cycle: str) -> None:
+    limits = {bound.figure: bound.at_most for bound in CYCLES[cycle].limits if "backend" not in bound.labels}
+    assert (limits["growth-heap"], limits["growth-memory"], limits["slowdown"]) == LIMITS[cycle]
+    assert ("growth-sockets" in limits) is (cycle != "connection"), "its finding says that sockets are kept"
 
 
 @pytest.mark.soak

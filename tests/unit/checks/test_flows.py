@@ -198,6 +198,27 @@ def test_a_step_measures_each_window_of_its_flows() -> None:
     assert agent.released == ["one", "two"]
 
 
+def test_a_window_begins_after_the_wait_at_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ticking(TalkingAgent):
+        """An agent each of whose polls takes a second."""
+
+        now = 0.0
+
+        def get_new_notifs(self) -> dict[str, list[bytes]]:
+            self.now += 1
+            return super().get_new_notifs()
+
+    agent = Ticking({"c": [b"pytest-nixl:go:5:0:0"]}, *[{}] * 40, {"g": [b"pytest-nixl:go:5:0:1"]})
+    clock = SimpleNamespace(perf_counter=lambda: agent.now, monotonic=lambda: agent.now, sleep=lambda _: None)
+    monkeypatch.setattr(flows, "time", clock)
+    endpoint = FlowEndpoint(agent, [OutgoingFlow(3, ["one"], b"")], lambda: len(agent.sent) == 3)
+    with pytest.raises(StepTimeoutError, match="it was ended"):
+        endpoint.run(5, Gate("c", []), [StepPart(Gate("g", []), [3], [0.0, 10.0], 1)], [], 1e9)
+    [measured] = endpoint.measured
+    assert measured is not None
+    assert [count for count, _ in measured.windows[3]] == [1, 10]
+
+
 def test_a_flow_of_this_rank_is_told_what_has_arrived_of_it() -> None:
     flow = OutgoingFlow(3, ["one"], notification(3))
     agent = TalkingAgent({"t": [b"pytest-nixl:flow-arrived:9:1", b"pytest-nixl:flow-arrived:3:1"]})

@@ -88,13 +88,40 @@ def test_a_request_is_released_after_the_target_has_acknowledged_it() -> None:
     assert min(steps) >= 0
 
 
-def test_the_steps_of_a_request_are_its_times_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([100.0, 101.0, 103.0, 107.0, 115.0, 131.0])
-    kv_requests = requests(HeldAgent([[1]], ["PROC", "DONE"]))
-    monkeypatch.setattr("pytest_nixl.checks.kv_cache.worker.requests.time.perf_counter", lambda: next(times))
-    steps = kv_requests.request(DRAW, 60)
+#: The seconds that each call of a TimedAgent takes.
+SECONDS = {
+    "prep_xfer_dlist": 32,
+    "make_prepped_xfer": 1,
+    "transfer": 2,
+    "check_xfer_state": 4,
+    "get_new_notifs": 8,
+    "release_xfer_handle": 16,
+}
+
+
+class TimedAgent(HeldAgent):
+    """An agent each of whose calls takes its own time, on a clock of its own."""
+
+    now = 100.0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in SECONDS:
+            self.now += SECONDS[name]
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize(("in_flight", "steps"), [(1, [1, 2, 4, 8, 16]), (2, [1, 2, 8 + 4, 0, 16])])
+def test_the_steps_of_a_request_are_its_times_without_gaps(
+    in_flight: int, steps: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make, post, complete, be told, and release. Of several requests, all that are over are told first."""
+    agent = TimedAgent([[1]], ["PROC", "DONE"])
+    monkeypatch.setattr("pytest_nixl.checks.kv_cache.worker.requests.time.perf_counter", lambda: agent.now)
+    kv_requests = requests(agent)
+    [entry] = kv_requests.run([DRAW], 60, in_flight=in_flight)
     monkeypatch.undo()
-    assert steps == [1, 2, 4, 8, 16], "to make, post, complete, be told, and release"
+    assert kv_requests.prepare_seconds == 64
+    assert entry == {"intended": 0, "start": 0, "steps": steps, "range": 0}
 
 
 def test_of_several_requests_each_is_released_after_its_own_acknowledgement() -> None:
@@ -138,6 +165,11 @@ def test_requests_at_a_rate_start_when_they_should(monkeypatch: pytest.MonkeyPat
 def test_a_transfer_that_fails_is_an_error(states: list[str], in_flight: int) -> None:
     with pytest.raises(RuntimeError, match="a transfer ended in state ERR"):
         requests(HeldAgent([], states)).run([DRAW], 60, in_flight=in_flight)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_request_may_be_acknowledged_after_many_polls(in_flight: int) -> None:
+    assert len(requests(HeldAgent([*[[]] * 2000, [1]])).run([DRAW], 60, in_flight=in_flight)) == 1
 
 
 @pytest.mark.parametrize(("in_flight", "text"), [(1, "the target's acknowledgement"), (2, "one of several requests")])

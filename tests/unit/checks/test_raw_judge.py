@@ -204,6 +204,36 @@ def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
         FI_RMA_BW.read(FABTESTS.replace("15.60", "14.88"), 65536)
 
 
+@pytest.mark.parametrize(
+    ("size", "value"), [("512", 512), ("64k", 64 << 10), ("4m", 4 << 20), ("2g", 2 << 30), ("", None)]
+)
+def test_each_size_of_fabtests_has_its_unit(size: str, value: int | None) -> None:
+    """A line without a size is not one of the table."""
+    line = f"{size}     500     31m         2.10s     {(value or 512) / 100:.2f}    100.00       0.00"
+    assert FI_RMA_BW.read(line, 1) == (None if value is None else pytest.approx(value * 1e4, rel=1e-3))
+
+
+def test_each_side_of_a_tool_gets_the_row() -> None:
+    row = replace(WRITE, memory=MemoryPair("DRAM", "VRAM"), depth=4)
+    assert UCX_PERFTEST.server(row, 100, 10, 7000, ()) == ["-p", "7000"]
+    size = ["-s", "65536", "-n", "100", "-w", "10", "-O", "4", "-m", "host,cuda"]
+    for op, test in (("WRITE", "ucp_put_bw"), ("READ", "ucp_get")):
+        client = UCX_PERFTEST.client(replace(row, op=op), 100, 10, 7000, (), "b")
+        assert client == ["b", "-p", "7000", "-t", test, *size]
+    for op, test in (("WRITE", "writedata"), ("READ", "read")):
+        arguments = f"-p efa -e rdm -o {test} -S 65536 -I 100 -w 10 -W 4 -U -E=7000".split()
+        given = replace(row, op=op), 100, 10, 7000, ("efa/rdmap0", "tcp/eth0")
+        assert FI_RMA_BW.server(*given) == arguments
+        assert FI_RMA_BW.client(*given, "b") == [*arguments, "b"]
+
+
+@pytest.mark.parametrize(("memory", "ucx", "fabtests"), [("DRAM", True, True), ("VRAM", True, False)])
+def test_a_tool_can_use_the_memory_of_its_help(memory: str, ucx: bool, fabtests: bool) -> None:
+    help = "     -m <memory>\n             host - System memory\n             cuda - NVIDIA GPU memory\n"
+    assert (UCX_PERFTEST.can(help, memory), FI_RMA_BW.can(help, memory)) == (ucx, fabtests)
+    assert not UCX_PERFTEST.can("-m host or cuda - none\n", memory)
+
+
 def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
     keys = [RowKey("UCX", "WRITE", HOST, 4096 << step) for step in range(15)]
     assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]
@@ -213,7 +243,7 @@ def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
 
 #: A ucx_perftest that accepts one client, which prints the table above.
 STANDIN = f"""#!{sys.executable}
-import socket, sys
+import socket, sys, time
 if sys.argv[1] == "-p":
     socket.create_server(("", int(sys.argv[2]))).accept()
 else:
@@ -222,17 +252,27 @@ else:
 """
 
 
+@pytest.mark.parametrize("ends", [True, False])
 def test_rows_of_the_largest_depth_are_measured_again(
-    make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ends: bool, make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "ucx_perftest").write_text(STANDIN)
+    """Also with a tool that takes long, so that its present figure counts."""
+    monkeypatch.setattr("pytest_nixl.checks.raw_tools.tools.LONGEST", 60.0 if ends else 0.0)
+    monkeypatch.setattr("pytest_nixl.checks.raw_tools.tools.contention_of", lambda *_: 0.0)
+    (tmp_path / "ucx_perftest").write_text(STANDIN if ends else f"{STANDIN}    sys.stdout.flush(), time.sleep(600)\n")
     (tmp_path / "ucx_perftest").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     keys = [replace(WRITE, block=1 << 20, batch=batch, depth=depth) for batch, depth in ((1, 1), (1, 4), (4, 8))]
     figures = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/lo",))
-    results = [Result("bandwidth", "t.py::t", Verdict.PASS, row=key, summary=figures) for key in keys]
-    run = SimpleNamespace(record=SimpleNamespace(results=results), settings=make_settings())
+    verdict = Verdict.PASS if ends else Verdict.FAIL
+    figures = replace(figures, floor=0.0 if ends else 2e9)
+    results = [Result("bandwidth", "t.py::t", verdict, row=key, summary=figures) for key in keys]
+    causes: dict[RowKey, str] = {}
+    record = SimpleNamespace(results=results, explain=causes.__setitem__)
+    run = SimpleNamespace(record=record, settings=make_settings())
     cluster = SimpleNamespace(hosts=(LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), several=False)
     judgement, ratios = compare(WRITE, cast(Run, run), cast(Cluster, cluster), load_profile("loopback"))
-    assert judgement.verdict is Verdict.PASS, judgement
+    assert judgement.verdict is verdict, judgement
     assert [ratio.row for ratio in ratios] == [keys[1]]
+    cause = judgement.reason.removeprefix("UCX WRITE DRAM:DRAM of 1MiB (depth 4): ")
+    assert causes == ({} if ends else {keys[1]: cause})

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -22,14 +23,16 @@ from pytest_nixl.checks.telemetry.accounting import FailureCount, differences, j
 from pytest_nixl.checks.telemetry.exporters import (
     BUFFER,
     EVENTS,
+    NO_EXPORTER,
     PROMETHEUS,
     TelemetrySink,
     UnreadableTelemetryError,
     read_event_buffer,
 )
-from pytest_nixl.checks.telemetry.measured_agents import KnownTransfers, TransferFailure
+from pytest_nixl.checks.telemetry.measured_agents import REGION, KnownTransfers, MeasuredAgents, TransferFailure
 from pytest_nixl.checks.telemetry.worker import Region, exporter_file, fail, move, time_transfers
 from pytest_nixl.core.strict import StrictError
+from pytest_nixl.model.nixl_releases import PACKAGES
 from pytest_nixl.model.verdicts import Verdict
 
 KNOWN = KnownTransfers(
@@ -139,6 +142,29 @@ def test_without_an_error_there_is_nothing_to_count() -> None:
 
 
 class TestEventBuffer:
+    def test_each_type_has_the_number_that_nixl_gives_it(self) -> None:
+        errors = (
+            "not_posted invalid_param backend not_found mismatch not_allowed repost_active unknown not_supported "
+            "remote_disconnect canceled no_telemetry"
+        )
+        names = [
+            f"agent_{name}"
+            for name in (
+                "tx_bytes",
+                "rx_bytes",
+                "tx_requests_num",
+                "rx_requests_num",
+                "memory_registered",
+                "memory_deregistered",
+                "xfer_time",
+                "xfer_post_time",
+                *(f"err_{error}" for error in errors.split()),
+                "telemetry_events_dropped",
+            )
+        ]
+        counts = read_event_buffer(buffer(*((number, number + 1) for number in range(21)), places=32))
+        assert counts == {name: number + 1 for number, name in enumerate(names)}
+
     def test_values_are_added_by_metric(self) -> None:
         counts = read_event_buffer(buffer((0, 4096), (0, 10), (2, 1), (17, 1)))
         assert counts["agent_tx_bytes"] == 4106
@@ -215,6 +241,44 @@ def test_known_transfers_are_each_made_once_and_released() -> None:
     assert agent.transfer.call_count == 3
 
 
+@pytest.mark.parametrize(
+    ("make", "more"), [(move, {"count": 1}), (time_transfers, {"count": 1, "warmup": 0}), (fail, {})]
+)
+def test_each_transfer_has_its_sides_and_its_peer(make: Callable[..., object], more: dict[str, int]) -> None:
+    agent = MagicMock()
+    agent.get_xfer_descs.side_effect, agent.transfer.return_value = lambda *side: side, "DONE"
+    local: list[Region] = [["DRAM", 4096, 8, 0], ["DRAM", 4104, 8, 0]]
+    make(agent, op="READ", peer="b", local=local, remote=[["VRAM", 64, 8, 1]], timeout=60, **more)
+    agent.initialize_xfer.assert_called_once_with(
+        "READ", ([(4096, 8, 0), (4104, 8, 0)], "DRAM"), ([(64, 8, 1)], "VRAM"), "b", b""
+    )
+
+
+def test_a_transfer_that_must_fail_goes_to_the_target(tmp_path: Path) -> None:
+    """The agents are doubles, because they only pass on what is asked."""
+
+    def start(name: str, **_: object) -> MagicMock:
+        buffer = MagicMock(memory="DRAM", size=8, descriptor=lambda offset, size: (offset, size, 0))
+        agent = MagicMock(allocate_asked=MagicMock(return_value=buffer))
+        agent.name, agent.run.return_value = name, {"raised": "nixlBackendError", "state": "ERR"}
+        return agent
+
+    agents = MeasuredAgents(MagicMock(start=start, settings=MagicMock(timeout=60.0)), NO_EXPORTER, tmp_path)
+    run, target = cast(MagicMock, agents.initiator.run), cast(MagicMock, agents.target.worker.kill)
+    assert agents.transfer_of_other_lengths("WRITE") == TransferFailure("nixlBackendError", "ERR")
+    target.assert_not_called()
+    agents.transfer_to_dead_target("READ")
+    target.assert_called_once_with()
+    assert [(call.kwargs["op"], call.kwargs["peer"]) for call in run.call_args_list] == [
+        ("WRITE", agents.target.name),
+        ("READ", agents.target.name),
+    ]
+    lengths = [
+        {region[2] for region in call.kwargs[side]} for call in run.call_args_list for side in ("local", "remote")
+    ]
+    assert lengths == [{REGION}, {REGION // 2}, {REGION}, {REGION}]
+
+
 def test_one_timed_transfer_is_posted_again_and_again_and_released_once() -> None:
     agent = MagicMock()
     agent.transfer.return_value = "DONE"
@@ -229,10 +293,15 @@ def test_one_timed_transfer_is_posted_again_and_again_and_released_once() -> Non
 
 
 def test_a_transfer_is_timed_to_its_end_and_late_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([100.0, 160.0, 161.5, 100.0, 160.0, 161.5, 200.0, 260.5])
-    monkeypatch.setattr(worker, "time", MagicMock(perf_counter=lambda: next(ticks)))
-    agent = MagicMock()
-    agent.transfer.return_value, agent.check_xfer_state.return_value = "PROC", "DONE"
+    agent, now, states = MagicMock(), [100.0], ["DONE", "DONE", "PROC"]
+
+    def take(seconds: float, state: str) -> str:
+        now[0] += seconds
+        return state
+
+    monkeypatch.setattr(worker, "time", MagicMock(perf_counter=lambda: now[0]))
+    agent.transfer.side_effect = lambda _: take(1.5, "PROC")
+    agent.check_xfer_state.side_effect = lambda _: take(60.0, states.pop(0))
     regions: list[Region] = [["DRAM", 4096, 8, 0]]
     transfer: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60, "count": 1}
     assert time_transfers(agent, warmup=0, **transfer) == [61.5]
@@ -260,11 +329,18 @@ def test_an_exporter_is_a_file_of_the_folder_that_is_named_or_of_nixl(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
-    assert exporter_file(None, exporter="x") == ""
+    monkeypatch.setattr(worker, "find_plugin", lambda *_: "/nixl/of.so")
+    assert exporter_file(None, exporter="x") == "", "NIXL looks for it in that folder alone"
     file = tmp_path / "libtelemetry_exporter_x.so"
     file.touch()
     assert exporter_file(None, exporter="x") == str(file)
     monkeypatch.delenv("NIXL_PLUGIN_DIR")
     for path in ("/nixl/of.so", None):
-        monkeypatch.setattr(worker, "find_plugin", lambda *transfer, path=path: transfer[3] == file.name and path)
+        monkeypatch.setattr(
+            worker,
+            "find_plugin",
+            lambda environ, _, packages, name, path=path: (
+                path if (environ, packages, name) == (os.environ, PACKAGES, file.name) else "/other"
+            ),
+        )
         assert exporter_file(None, exporter="x") == (path or "")

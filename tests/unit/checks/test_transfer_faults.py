@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -14,6 +17,7 @@ from pytest_nixl.checks.faults import transfers as transfer_faults
 from pytest_nixl.checks.faults.scene import (
     MOVED,
     MUST_REPORT,
+    EarlyEndError,
     FaultOutcome,
     FaultScene,
     fault_reason,
@@ -26,7 +30,7 @@ from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_errors import WorkerDiedError
+from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError
 
 GOOD = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", "nixlRemoteDisconnectError", 0.02, wrong_bytes=0)
 Make = Callable[..., FaultOutcome]
@@ -124,6 +128,136 @@ def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
     assert environments("UCX", {}, root) == [{}, beside_gpus]
     (gpu / "class").write_text("0x068000\n")  # an NVSwitch
     assert environments("UCX", {}, root) == [{}, {"UCX_TLS": "tcp"}]
+
+
+def recorded_scene(op: str = "READ") -> MagicMock:
+    """Return a scene that records what a fault does. A double: the real faults below take seconds each."""
+    scene = MagicMock(outcome=replace(GOOD, answer="", op=op, seconds=-1, wrong_bytes=None), op=op)
+    scene.initiator.worker.timeout, scene.target.worker.timeout = 60.0, 90.0
+    scene.source.address, scene.source.size, scene.destination.ref = 4096, 512, "ref"
+    scene.again.get_agent_metadata.return_value = "metadata"
+    for name in ("initiator", "target", "again"):
+        getattr(scene, name).name = name
+    ended = {"said": "DONE", "completed": 9, "longest": 0.5, "unended": 2}
+    scene.traffic.return_value.__enter__.return_value.result.return_value = ended
+    interrupted = {"act": "returned", "seconds": 0.5, "in_flight": 4, "states": {"DONE": 4}}
+    scene.request.return_value.result.return_value = interrupted
+    scene.start.return_value, scene.move.return_value, scene.changed.return_value = [scene.again], 3, 5
+    scene.fetch.return_value = 7
+    return scene
+
+
+def recorded(scene: MagicMock) -> list[str]:
+    """Return what was done to the agents and the memory of a scene, in order, without patterns."""
+    names = {id(getattr(scene, name)): name for name in ("initiator", "target", "third", "again")}
+    names |= {id(scene.source): "source", id(scene.destination): "destination", id(scene.allocate()): "memory"}
+
+    unnamed = ("get_agent_metadata", "get_plugin_list", "send_notif", "__enter__", "__exit__", "result")
+
+    def text(value: object) -> str:
+        return names.get(id(value)) or (value.name if isinstance(value, signal.Signals) else str(value))
+
+    steps = []
+    for name, arguments, more in scene.mock_calls:
+        if name.rpartition(".")[2] not in unnamed and (arguments or more or name.endswith("kill")):
+            values = arguments[:1] if name in ("mark", "changed") else (*arguments, *more.values())
+            steps.append(" ".join([name.replace(".worker", ""), *map(text, values)]))
+    return steps
+
+
+#: For each fault what is done, in order: traffic with the seconds that it may be quiet and last.
+_TRAFFIC = "traffic 30.0 60.0"
+_KILLED = f"{_TRAFFIC}; target.signal SIGKILL"
+_PAUSED = f"{_TRAFFIC}; {{0}}.signal SIGSTOP; {{0}}.signal SIGCONT; initiator.signal SIGUSR2; move initiator target"
+_AGAIN = "start target; initiator.remove_remote_agent again"
+_FETCHED = f"allocate again {MOVED}; fetch again"
+_INTERRUPTED = "request interrupt {} [[4096, 512, 0]] 30.0; mark source; move initiator third; changed source"
+STEPS = {
+    "target-killed": f"{_KILLED}; move initiator third",
+    "initiator-killed": "traffic 60.0 60.0; initiator.kill; mark destination; move target third; changed destination",
+    "target-paused": _PAUSED.format("target"),
+    "initiator-paused": _PAUSED.format("initiator"),
+    "target-stopped": "traffic 3.0 6.0; target.signal SIGSTOP; move initiator third",
+    "target-restarted": f"{_KILLED}; {_AGAIN}; move initiator again",
+    "listener-restarted": f"{_KILLED}; target.kill; {_AGAIN}; {_FETCHED}; move initiator again memory",
+    "target-replaced": "start target; request interrupt replace [[4096, 512, 0]] 30.0 metadata; move initiator again",
+    "target-unmapped": "traffic 3.0 6.0; target.call unmap ref; move initiator third",
+    "notified-after-death": "move initiator target; target.kill; move initiator third",
+    "target-removed": _INTERRUPTED.format("remove_remote_agent"),
+    "transfer-released": _INTERRUPTED.format("release_xfer_handle"),
+    "source-deregistered": _INTERRUPTED.format("deregister_memory"),
+}
+
+
+@pytest.mark.parametrize("fault", sorted({*FAULTS, *STEPS}))
+def test_each_fault_is_made_and_survived_in_steps(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_faults, "PAUSE", 0.0)
+    scene = recorded_scene()
+    outcome = FAULTS[fault](scene)
+    assert recorded(scene) == STEPS[fault].split("; ")
+    assert outcome.answer
+    assert outcome.seconds >= 0
+    assert outcome.wrong_bytes == 3
+    assert outcome.unended == (2 if outcome.answer == "DONE" else 0)
+    assert outcome.changed == (5 if "changed" in STEPS[fault] else 0)
+    assert outcome.lost_requests == (7 if "fetch" in STEPS[fault] else 0)
+    marked, changed = ([call.args[1] for call in mock.call_args_list] for mock in (scene.mark, scene.changed))
+    assert marked == changed, "the same pattern"
+
+
+def test_late_bytes_of_a_write_are_searched_at_the_target() -> None:
+    scene = recorded_scene("WRITE")
+    FAULTS["target-removed"](scene)
+    assert recorded(scene) == STEPS["target-removed"].replace(" source", " destination").split("; ")
+
+
+def test_an_initiator_that_dies_of_its_own_call_is_no_survivor() -> None:
+    scene = recorded_scene()
+    scene.request.return_value.result.side_effect = WorkerDiedError("a (pid 7) was ended by SIGABRT during run")
+    outcome = FAULTS["target-removed"](scene)
+    assert (outcome.answer, outcome.survivor) == ("remove_remote_agent", "was ended by SIGABRT")
+    scene.move.assert_not_called()
+    scene.mark.assert_not_called()
+
+
+@pytest.mark.parametrize(("fault", "listens"), [("target-killed", False), ("listener-restarted", True)])
+def test_an_error_before_a_fault_is_its_outcome(fault: str, listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, agents, hosts = recorded_scene(), MagicMock(), (MagicMock(), MagicMock())
+    scene.traffic.side_effect = EarlyEndError("nixlBackendError", 1.5)
+    create = MagicMock(return_value=scene)
+    monkeypatch.setattr(transfer_faults, "FaultScene", create)
+    outcome = make_fault(fault, agents, "UCX", "READ", {"UCX_TLS": "tcp"}, hosts)
+    *arguments, port = create.call_args.args
+    assert arguments == [agents, "UCX", "READ", {"UCX_TLS": "tcp"}, () if listens else hosts]
+    assert bool(port) is listens
+    assert (outcome.fault, outcome.answer, outcome.seconds, outcome.early) == (fault, "nixlBackendError", 1.5, True)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("SIGSEGV", True), ("SIGBUS", True), ("SIGABRT", False)])
+def test_only_an_access_to_freed_memory_may_end_the_target(name: str, expected: bool) -> None:
+    scene = recorded_scene()
+    scene.target.worker.call.side_effect = WorkerDiedError(f"a (pid 7) was ended by {name} during unmap")
+    with nullcontext() if expected else pytest.raises(WorkerDiedError, match=name):
+        FAULTS["target-unmapped"](scene)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer", "survivor"),
+    [
+        (None, "200 times", ""),
+        (NixlError("", "", "", "nixlBackendError"), "2 times and then raised nixlBackendError", ""),
+        (WorkerDiedError("a (pid 7) was ended by SIGABRT during run"), "2 times and then not", "was ended by SIGABRT"),
+    ],
+)
+def test_each_answer_to_a_notification_of_a_dead_target(error: Exception | None, answer: str, survivor: str) -> None:
+    scene = recorded_scene()
+    scene.initiator.send_notif.side_effect = [None, None, error] if error else None
+    outcome = FAULTS["notified-after-death"](scene)
+    scene.initiator.send_notif.assert_called_with("target", b"lost")
+    assert (outcome.answer, outcome.survivor) == (f"send_notif returned {answer}", survivor)
+    assert outcome.wrong_bytes == (None if survivor else 3)
+    scene.target.worker.kill.assert_called_once_with()
+    assert scene.initiator.worker.timeout == 60.0, "as before"
 
 
 # The suite faults makes both with either operation.

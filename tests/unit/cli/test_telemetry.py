@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 from helpers.metrics_server import metrics_server
 
+from pytest_nixl.checks.telemetry.exporters import ScrapeError, scrape
+from pytest_nixl.checks.telemetry.live_endpoint import answer_questions, endpoint_values
 from pytest_nixl.cli import COULD_NOT_RUN, FAILED, PASSED, main
+from pytest_nixl.core.metrics_text import read_metrics
+from pytest_nixl.model.verdicts import Verdict
 
 VLLM = b"""# TYPE vllm:nixl_num_failed_transfers counter
 vllm:nixl_num_failed_transfers_total{engine="0",model_name="m"} 1.0
@@ -112,6 +116,82 @@ def test_failures_that_vllm_counts_may_be_wrong_answers(capsys: pytest.CaptureFi
     )
     assert ask(SGLANG, "--max-failed=0") == FAILED
     assert "HTTP 200" not in capsys.readouterr().out
+
+
+_FAILURES = (
+    "vllm:nixl_num_failed_transfers agent_errors sglang:num_transfer_failed_reqs vllm:nixl_num_kv_expired_reqs "
+    "vllm:nixl_num_notifications_after_expiry vllm:nixl_num_failed_notifications sglang:num_bootstrap_failed_reqs "
+    "kvbm_object_read_failures kvbm_object_write_failures"
+)
+
+
+@pytest.mark.parametrize("name", _FAILURES.split())
+@pytest.mark.parametrize("suffix", ["", "_total"])
+def test_each_counter_of_failures_is_read(name: str, suffix: str) -> None:
+    _, fails, _ = answer_questions(read_metrics(f"agent_tx_bytes_total 1\n{name}{suffix} 7\n".encode()))
+    assert fails.verdict is Verdict.WARN
+    assert fails.text.startswith("Yes: 7 ")
+    assert fails.remedy
+
+
+_TRANSFERS = (
+    "vllm:nixl_xfer_time_seconds_count sglang:kv_transfer_latency_ms_count trtllm_kv_transfer_latency_seconds_count "
+    "agent_xfer_time_us_count agent_tx_requests_num_total agent_rx_requests_num_total"
+)
+_REQUESTS = "vllm:request_success_total vllm:request_success sglang:num_requests_total dynamo_frontend_requests_total"
+
+
+@pytest.mark.parametrize("request_name", _REQUESTS.split())
+def test_each_count_of_transfers_and_requests_is_read(request_name: str) -> None:
+    for name in _TRANSFERS.split():
+        for requests, verdict in ((80, Verdict.PASS), (81, Verdict.WARN)):
+            used, *_ = answer_questions(read_metrics(f"{name} 8\n{request_name} {requests}\n".encode()))
+            assert used.verdict is verdict, (name, used)
+            assert f"8 transfers for {requests} requests" in used.text
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "unit"),
+    [
+        (2, "vllm:nixl_post_time_seconds", 1e6),
+        (2, "agent_xfer_post_time_us", 1),
+        (3, "vllm:nixl_xfer_time_seconds", 1e6),
+        (3, "agent_xfer_time_us", 1),
+        (3, "trtllm_kv_transfer_latency_seconds", 1e6),
+        (3, "sglang:kv_transfer_latency_ms", 1e3),
+    ],
+)
+def test_each_histogram_of_times_has_its_unit(place: int, name: str, unit: float) -> None:
+    page = f"{name}_sum 3\n{name}_count 2\nagent_xfer_time_total 9\nagent_xfer_post_time_total 9\n"
+    values = endpoint_values(read_metrics(page.encode()))
+    assert (values[place].value, values[place].source) == (1.5 * unit, f"{name}, 2 transfers")
+    assert values[5 - place].value is None, "of the other time"
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "post", "unit"),
+    [
+        (
+            "vllm:nixl_xfer_time_seconds_count",
+            "vllm:nixl_xfer_time_seconds_sum",
+            "vllm:nixl_post_time_seconds_sum",
+            1.0,
+        ),
+        ("agent_xfer_time_us_count", "agent_xfer_time_us_sum", "agent_xfer_post_time_us_sum", 1e6),
+        ("agent_tx_requests_num_total", "agent_xfer_time_total", "agent_xfer_post_time_total", 1e6),
+    ],
+)
+@pytest.mark.parametrize("size", ["vllm:nixl_bytes_transferred_sum", "agent_tx_bytes_total", "agent_rx_bytes_total"])
+@pytest.mark.parametrize(
+    ("rate", "posting", "verdict"), [(2e9, 0.4, Verdict.PASS), (2e9, 0.6, Verdict.WARN), (0.9e9, 0.4, Verdict.WARN)]
+)
+def test_the_rate_is_read_in_each_spelling(
+    size: str, count: str, seconds: str, post: str, unit: float, rate: float, posting: float, verdict: Verdict
+) -> None:
+    page = f"{count} 4\n{seconds} {2 * unit}\n{post} {2 * unit * posting}\n{size} {2 * rate}\n"
+    *_, slow = answer_questions(read_metrics(page.encode()))
+    assert slow.verdict is verdict, slow
+    assert f"{rate / 1e9:g} GB/s in the mean of 4 transfers" in slow.text
 
 
 def test_without_bounds_the_values_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,9 +326,11 @@ def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_server(lambda: text, status=status) as port:
         assert main(["telemetry", f"http://127.0.0.1:{port}/?token=Sw0rdfish", "--timeout=300"]) == COULD_NOT_RUN
+        with pytest.raises(ScrapeError) as error:
+            scrape(f"http://127.0.0.1:{port}/metrics?token=Sw0rdfish", 300)
     output = capsys.readouterr()
     assert f"http://127.0.0.1:{port}/metrics?token=***" in output.err
-    assert "Sw0rdfish" not in output.out + output.err
+    assert "Sw0rdfish" not in f"{output.out}{output.err}{error.value}"
 
 
 @pytest.mark.parametrize(
