@@ -39,9 +39,11 @@ FILTERS = re.compile(
     r"hide|redact|escape|print|clean|strip|shown|sort|set$|unique|fold|quote|short|lower|upper|normal|resolve|filter"
     r"|without|abs$|round$|fromkeys|replace|remove|reversed|expand"
 )
+#: Keywords that mostly say what is so without them: of what is as long, in UTF-8, and argparse's name of an option.
+DEFAULTS = ("strict", "encoding", "dest")
 CLOCK = re.compile(r"\b(monotonic|perf_counter|time|now|clock|process_time)(_ns)?\(")
 #: Of the source of a regular expression: an alternative, an anchor, and a group that is not repeated.
-PARTS = (r"\|[^|()\[\]'\"]+(?=[|)'\"])", r"\\b|\^(?!\])|\$(?=['\"])", r"\((?:\?:)?[^()]*\)(?![?*+{])")
+PARTS = (r"\|[^|()\[\]'\"]+(?=[|)'\"])", r"\\b|\^(?!\])|(?<!\.\*)\$(?=['\"])", r"\((?:\?:)?[^()]*\)(?![?*+{])")
 #: Iterables that may have no end.
 ENDLESS = re.compile(r"count|repeat|iter\(|poll|wait|stdin|watch|stream|events|lines\(")
 COMPARISONS = {
@@ -139,7 +141,7 @@ def drop_element(node: ast.AST, source: Source) -> Iterator[Edit]:
     elements: Sequence[ast.AST] = _elements(node, source)
     if isinstance(node, ast.Call) and len(node.keywords) + len(node.args) > 1:
         arguments = [*node.args, *node.keywords]
-        yield from (source.drop(arguments, len(node.args) + at) for at in range(len(node.keywords)))
+        yield from (source.drop(arguments, arguments.index(word)) for word in node.keywords if word.arg not in DEFAULTS)
     if len(elements) > 2 or (len(elements) == 2 and not isinstance(node, ast.Tuple)):
         yield from (source.drop(elements, at) for at in range(len(elements)))
     elif len(elements) == 2:
@@ -231,14 +233,20 @@ def _measures(statement: ast.AST, source: Source) -> bool:
     return False
 
 
+def _takes_no_time(statement: ast.stmt) -> bool:
+    """Whether a statement may stand on either side of a clock: a definition, a text, a constant, or what leaves."""
+    value = getattr(statement, "value", None)
+    plain = isinstance(value, ast.Constant) or (isinstance(value, (ast.List, ast.Tuple)) and not value.elts)
+    return plain or isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.Return, ast.Raise))
+
+
 def reorder_clock(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Read a clock before the statement that it followed, or after that which it preceded."""
     for name in ("body", "orelse", "finalbody"):
         body = getattr(node, name, None)
         for first, second in pairwise(body if isinstance(body, list) else ()):
             both = [statement for statement in (first, second) if _measures(statement, source)]
-            definitions = (ast.FunctionDef, ast.ClassDef, ast.Return, ast.Raise)
-            if both and not isinstance(first, definitions) and not isinstance(second, definitions):
+            if both and not any(_takes_no_time(statement) for statement in (first, second)):
                 yield source.swap(first, second)
 
 
@@ -264,6 +272,8 @@ def return_input(node: ast.AST, source: Source) -> Iterator[Edit]:
     if not isinstance(node, ast.Call):
         return
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "bool":
+        return  # what it is returned for takes any value for true or false
     if isinstance(node.func, ast.Attribute) and FILTERS.search(name) and name not in ("fromkeys", "set"):
         yield source.replace(node, source.text(node.func.value))
     elif (FILTERS.search(name) or isinstance(source.parents[node], ast.Return)) and len(node.args) == 1:
