@@ -110,6 +110,10 @@ def test_named_driver_wins_and_a_wrong_name_is_not_replaced(plugin: str, tmp_pat
         )
 
 
+def test_driver_that_only_the_loader_finds_is_used(plugin: str, no_driver: None) -> None:
+    assert locate(nothing(), DRIVER, "libc.so.6", plugin) == (["libc.so.6"], {})
+
+
 def test_no_other_library_is_replaced_and_a_refusal_is_said(plugin: str, tmp_path: Path, no_driver: None) -> None:
     with pytest.raises(LibraryError, match=r"needs libfabric\.so\.1"):
         locate(nothing(**{RUN_DIRECTORY: str(tmp_path)}), FABRIC, "libfabric.so.1", plugin)
