@@ -122,7 +122,7 @@ class AnyDriver:
         return lambda *arguments: (0, 640)
 
 
-def test_gpus_have_their_numbers_and_names_without_the_driver_s_zeros() -> None:
+def test_names_of_gpus_are_read_without_the_zeros_after_them() -> None:
     driver: Any = AnyDriver()
     driver.cuDeviceGetCount = lambda: (0, 2)
     driver.cuDeviceGet = lambda number: (0, number + 10)
