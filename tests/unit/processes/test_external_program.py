@@ -226,7 +226,6 @@ def test_contention_counts_the_programs_of_the_first_host(hosts: str, ended: int
         RunningProgram(cast(Any, SimpleNamespace(worker=SimpleNamespace(versions={"host": host}))), Ref(1, ""), 1, [])
         for host in hosts
     ]
-    costs = {"all": 9.0, "own": 1.0, "clock": 2.0, "processors": 3}, {"all": 99, "own": 4, "clock": 50, "processors": 9}
-    for program, cost in list(zip(programs, costs, strict=True))[:ended]:
-        program.cost = cost
+    for program, cost in list(zip(programs, ((9.0, 1.0, 2.0, 3.0), (99.0, 4.0, 50.0, 9.0)), strict=True))[:ended]:
+        program.cost = dict(zip(("all", "own", "clock", "processors"), cost, strict=True))
     assert contention_of(*programs) == expected

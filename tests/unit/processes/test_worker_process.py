@@ -226,7 +226,9 @@ def test_the_last_line_of_a_crash_is_that_before_it(agents: Agents, tmp_path: Pa
 
 
 def test_telling_leaves_out_tables_and_lines_without_a_warning() -> None:
-    said = "in I0101 10:00:00 a\nE0101 10:00:00 a\na | b\nin 2026-01-01 10:00:00 NIXL INFO a\n2026-01-01 1:0 NIXL WARN a"
+    said = (
+        "in I0101 10:00:00 a\nE0101 10:00:00 a\na | b\nin 2026-01-01 10:00:00 NIXL INFO a\n2026-01-01 1:0 NIXL WARN a"
+    )
     noise = "I0101 10:00:00.5 a\n| a |\n+---+ \n2026-01-01 10:00:00 NIXL INFO a\n \n2026-01-01 10:00:00 NIXL DEBUG a"
     assert telling(f"{noise}\n{said}\n{noise}") == said.splitlines()
 

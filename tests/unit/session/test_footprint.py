@@ -50,7 +50,9 @@ def test_anything_else_is_refused(pytester: pytest.Pytester, text: str) -> None:
 
 
 def test_a_footprint_that_is_smaller_than_a_row_is_refused(pytester: pytest.Pytester) -> None:
-    message = refusal(pytester, "--nixl-footprint=1MiB", "--nixl-blocks=64KiB,1MiB", "--nixl-batch=3,1", "--nixl-depth=4,2")
+    message = refusal(
+        pytester, "--nixl-footprint=1MiB", "--nixl-blocks=64KiB,1MiB", "--nixl-batch=3,1", "--nixl-depth=4,2"
+    )
     assert message == (
         "--nixl-footprint=1MiB is smaller than the largest row, which has 12MiB (block x batch x depth): expected at "
         "least --nixl-footprint=12MiB, or smaller --nixl-blocks"
