@@ -91,6 +91,18 @@ def test_workers_of_a_run_share_one_file(plugin: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [os.path.basename(first)]
 
 
+def test_changed_plugins_get_another_file(tmp_path: Path) -> None:
+    plugin = tmp_path / "libplugin_X.so"
+    written = []
+    for text, modified in (("a", 1), ("a", 1), ("ab", 1), ("ab", 2)):
+        plugin.write_text(text)
+        os.utime(plugin, (modified, modified))
+        written.append(write_standin(str(tmp_path), str(plugin)))
+    (tmp_path / "libplugin_Y.so").write_text("a")
+    written.append(write_standin(str(tmp_path), str(plugin)))
+    assert [written.index(path) for path in written] == [0, 0, 2, 3, 4]
+
+
 def test_missing_driver_is_replaced_in_the_directory_of_the_run(plugin: str, tmp_path: Path, no_driver: None) -> None:
     run = tmp_path / "run"
     run.mkdir()
