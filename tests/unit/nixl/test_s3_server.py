@@ -103,7 +103,15 @@ def test_bucket_of_another_region_is_created_there(server: S3Server, monkeypatch
     with s3_server.open_bucket("", supervisor) as bucket:
         where = boto3.client("s3", endpoint_url=server.url, aws_access_key_id="a", aws_secret_access_key="b")
         assert where.get_bucket_location(Bucket=bucket.bucket)["LocationConstraint"] == "eu-west-1"
-        assert bucket.parameters["region"] == "eu-west-1"
+        assert bucket.parameters == {
+            "endpoint_override": server.url.removeprefix("http://"),
+            "scheme": "http",
+            "bucket": bucket.bucket,
+            "region": "eu-west-1",
+            "access_key": KEYS["AWS_ACCESS_KEY_ID"],
+            "secret_key": KEYS["AWS_SECRET_ACCESS_KEY"],
+            "use_virtual_addressing": "false",
+        }
     assert buckets(server) == ["bucket"]
 
 
