@@ -40,7 +40,7 @@ from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer, ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, Settings
-from pytest_nixl.processes.container import image_present
+from pytest_nixl.processes.container import image_present, testcontainers_installed
 from pytest_nixl.processes.leftovers import remove_tree
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
 
@@ -307,6 +307,11 @@ class TestContainer:
         ):
             ensure_image("it")
         assert not image_present("it")
+
+    @pytest.mark.parametrize("installed", [("testcontainers", "docker"), ("testcontainers",), ("docker",), ()])
+    def test_containers_need_both_packages(self, monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...]) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: True if name in installed else None)
+        assert testcontainers_installed() is (len(installed) == 2)
 
     def test_no_testcontainers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pytest_nixl.processes.container.testcontainers_installed", lambda: False)
