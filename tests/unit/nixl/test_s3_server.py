@@ -14,6 +14,7 @@ from helpers.etcd import container_names, empty_image
 from helpers.moto_image import moto_image
 from helpers.pytester_run import run_pytest
 from helpers.s3 import KEYS, S3Server, use_s3
+from helpers.s3_faults import faulty_s3
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.extras import pip_install
@@ -113,6 +114,19 @@ def test_bucket_of_another_region_is_created_there(server: S3Server, monkeypatch
             "use_virtual_addressing": "false",
         }
     assert buckets(server) == ["bucket"]
+
+
+def test_no_checksum_is_sent_or_asked_for(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, "")
+    names: set[str] = set()
+    with (
+        faulty_s3(server.url, lambda method, path, headers: names.update(map(str.lower, headers)) or "") as (url, _),
+        s3_server.open_bucket(url, supervisor) as bucket,
+    ):
+        bucket.client.put("x", b"1")
+        assert bucket.client.get("x", 0, 1) == b"1"
+    assert "x-amz-content-sha256" in names
+    assert not [name for name in names if "checksum" in name]
 
 
 def test_part_of_an_object_is_read(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
