@@ -16,7 +16,7 @@ from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import AlternateImage
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session import check_result
-from pytest_nixl.session.record_writer import other_record, other_run
+from pytest_nixl.session.record_writer import other_record, other_run, record_of
 from pytest_nixl.session.run import LiveRecord
 
 SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
@@ -128,3 +128,30 @@ def test_the_record_of_the_other_image_has_its_own_samples() -> None:
     [row] = record["benchmarks"]
     assert (record["version"], row["name"], row["extra_info"]["image"]) == ("5", "n", "nixl:1")
     assert [row["stats"][name] for name in ("min", "max", "rounds", "data")] == [0.05, 0.2, 3, [0.1, 0.2, 0.05]]
+
+
+def test_a_record_is_made_by_the_hooks_of_pytest_benchmark() -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    class Hooks:
+        def __getattr__(self, name: str) -> Any:
+            made = name.removeprefix("pytest_benchmark_")
+            return lambda **given: calls.append((made, given)) or made
+
+    config: Any = SimpleNamespace(hook=Hooks())
+    run: Any = SimpleNamespace(record=LiveRecord())
+    first, again = (SimpleNamespace(extra_info={"key": KEY}, fullname="", number=number) for number in range(2))
+    run.record.benchmarks = [first, again]
+    machine, commit = "generate_machine_info", "generate_commit_info"
+    values: dict[str, Any] = {"include_data": True, "machine_info": machine, "commit_info": commit}
+    record: Any = record_of(config, run)
+    assert (record, [given.pop("config") for _, given in calls]) == ("generate_json", [config] * 6)
+    assert calls == [
+        (machine, {}),
+        ("update_machine_info", {"machine_info": machine}),
+        (commit, {}),
+        ("update_commit_info", {"commit_info": commit}),
+        (record, {"benchmarks": [again], **values}),
+        ("update_json", {"benchmarks": [first, again], "output_json": record}),
+    ]
+    assert [note[:17] for note in run.record.notes] == ["2 measurements of"]
