@@ -135,8 +135,11 @@ def test_a_record_is_made_by_the_hooks_of_pytest_benchmark() -> None:
 
     class Hooks:
         def __getattr__(self, name: str) -> Any:
-            made = name.removeprefix("pytest_benchmark_")
-            return lambda **given: calls.append((made, given)) or made
+            def call(**given: Any) -> str:
+                calls.append((name.removeprefix("pytest_benchmark_"), given))
+                return calls[-1][0]
+
+            return call
 
     config: Any = SimpleNamespace(hook=Hooks())
     run: Any = SimpleNamespace(record=LiveRecord())
