@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,7 @@ from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer, ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, Settings
-from pytest_nixl.processes.container import image_present
+from pytest_nixl.processes.container import image_present, testcontainers_installed
 from pytest_nixl.processes.leftovers import remove_tree
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
 
@@ -199,7 +203,49 @@ class TestExternal:
         assert "secret" not in str(caught.value)
 
 
+class FullEngine(BaseHTTPRequestHandler):
+    """A container engine that has each image and no room for a container. A double, because this host may have none."""
+
+    def do_GET(self) -> None:
+        self.answer(200, {"ApiVersion": "1.44", "Id": "sha256:1"})
+
+    def do_POST(self) -> None:
+        self.server.requests = self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))  # type: ignore[attr-defined]
+        self.answer(500, {"message": "no room"})
+
+    def answer(self, status: int, document: dict[str, str]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(document).encode())
+
+
 class TestContainer:
+    @pytest.mark.parametrize(
+        ("variables", "host"),
+        [
+            ({}, "127.0.0.1"),
+            ({"TC_HOST": "there"}, ""),
+            ({"TESTCONTAINERS_HOST_OVERRIDE": "there", "TC_HOST": "127.0.0.1"}, ""),
+        ],
+    )
+    def test_the_engine_gets_image_name_command_and_port(
+        self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], host: str
+    ) -> None:
+        pytest.importorskip("testcontainers")
+        with ThreadingHTTPServer(("127.0.0.1", 0), FullEngine) as engine:
+            threading.Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+            for name, value in {"DOCKER_HOST": f"tcp://127.0.0.1:{engine.server_address[1]}", **variables}.items():
+                monkeypatch.setenv(name, value)
+            with pytest.raises(EtcdError, match=r"did not start etcd from mine/etcd:1: no room") as caught:
+                ContainerServer.start("mine/etcd:1", own_client)
+            engine.shutdown()
+        path, body = engine.requests  # type: ignore[attr-defined]
+        assert caught.value.cause == "not-started"
+        assert re.fullmatch(r".*/containers/create\?name=pytest-nixl-etcd-[0-9a-f]{12}", path)
+        assert (body["Image"], body["Cmd"][0]) == ("mine/etcd:1", "etcd")
+        [published] = body["HostConfig"]["PortBindings"]["2379/tcp"]
+        assert (published["HostIp"], int(published["HostPort"]) > 0) == (host, True)
+
     def test_start_use_and_stop(self, own_client: SupervisorClient) -> None:
         server = ContainerServer.start(engine_image(), own_client)
         assert server.death_reason() is None
@@ -261,6 +307,11 @@ class TestContainer:
         ):
             ensure_image("it")
         assert not image_present("it")
+
+    @pytest.mark.parametrize("installed", [("testcontainers", "docker"), ("testcontainers",), ("docker",), ()])
+    def test_containers_need_both_packages(self, monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...]) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: True if name in installed else None)
+        assert testcontainers_installed() is (len(installed) == 2)
 
     def test_no_testcontainers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pytest_nixl.processes.container.testcontainers_installed", lambda: False)

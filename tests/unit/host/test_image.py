@@ -78,17 +78,19 @@ def test_constants_of_source_are_not_executed() -> None:
 def test_cuda_of_nixl_is_that_of_the_loaded_module() -> None:
     libraries = ["/usr/local/cuda/lib64/libcudart.so.13"]
     assert cuda_of_nixl("/site/nixl_cu12/_api.py", libraries) == (12, "/site/nixl_cu12/_api.py")
-    assert cuda_of_nixl("/opt/nixl/_api.py", libraries) == (13, libraries[0])
+    for own_build in ("/opt/nixl/_api.py", "/build/nixl_cu12/nixl/_api.py"):
+        assert cuda_of_nixl(own_build, libraries) == (13, libraries[0])
     assert cuda_of_nixl("/opt/nixl/_api.py", ["/usr/lib/libucp.so.0"]) is None
 
 
 def test_every_installed_package_of_nixl_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = nixl_packages()
-    records = tmp_path / "nixl_rocm-0.0.1.dist-info"
-    records.mkdir()
-    (records / "METADATA").write_text("Metadata-Version: 2.1\nName: nixl-rocm\nVersion: 0.0.1\n")
+    for number, name in enumerate(("nixl_rocm", "nixl_rocm7_1", "nixl_CU99", "nixl_tools", "nixl_cu")):
+        records = tmp_path / f"{name}-0.0.{number}.dist-info"
+        records.mkdir()
+        (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.{number}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert nixl_packages() == {**before, "nixl-rocm": "0.0.1"}
+    assert nixl_packages() == {**before, "nixl-rocm": "0.0.0", "nixl-rocm7-1": "0.0.1", "nixl-cu99": "0.0.2"}
 
 
 def test_versions_in_names_of_files(tmp_path: Path) -> None:

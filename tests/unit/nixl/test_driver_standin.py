@@ -91,6 +91,18 @@ def test_workers_of_a_run_share_one_file(plugin: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [os.path.basename(first)]
 
 
+def test_changed_plugins_get_another_file(tmp_path: Path) -> None:
+    plugin = tmp_path / "libplugin_X.so"
+    written = []
+    for text, modified in (("a", 1), ("a", 1), ("ab", 1), ("ab", 2)):
+        plugin.write_text(text)
+        os.utime(plugin, (modified, modified))
+        written.append(write_standin(str(tmp_path), str(plugin)))
+    (tmp_path / "libplugin_Y.so").write_text("a")
+    written.append(write_standin(str(tmp_path), str(plugin)))
+    assert [written.index(path) for path in written] == [0, 0, 2, 3, 4]
+
+
 def test_missing_driver_is_replaced_in_the_directory_of_the_run(plugin: str, tmp_path: Path, no_driver: None) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -108,6 +120,10 @@ def test_named_driver_wins_and_a_wrong_name_is_not_replaced(plugin: str, tmp_pat
         locate(
             nothing(PYTEST_NIXL_LIBCUDA="/no/file", **{RUN_DIRECTORY: str(tmp_path)}), DRIVER, "libcuda.so.1", plugin
         )
+
+
+def test_driver_that_only_the_loader_finds_is_used(plugin: str, no_driver: None) -> None:
+    assert locate(nothing(), DRIVER, "libc.so.6", plugin) == (["libc.so.6"], {})
 
 
 def test_no_other_library_is_replaced_and_a_refusal_is_said(plugin: str, tmp_path: Path, no_driver: None) -> None:

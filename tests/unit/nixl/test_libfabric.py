@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, run
 
+from pytest_nixl.core.extensions import ExtensionError
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
@@ -175,6 +176,8 @@ INTERFACES = "pytest-nixl: interface lo 127.0.0.1\npytest-nixl: interface eth7 1
         ("", ()),
         (RAILS, ("tcp",)),
         (NETWORK + RAILS, ("tcp",)),
+        (NETWORK.replace("10.9.0.0/24", "fe80::/64") + RAILS + INTERFACES, ("tcp",)),
+        (RAILS + NETWORK + RAILS + INTERFACES, ("tcp/eth7",)),
         (NETWORK + RAILS + INTERFACES, ("tcp/eth7",)),
         (NETWORK + RAILS + INTERFACES + "pytest-nixl: interface eth8 10.9.0.5\n", ("tcp",)),
         ("Created 4 rails using provider=efa\n" + INTERFACES, ("efa",)),
@@ -210,3 +213,16 @@ def test_unsupported_backend_is_refused_with_its_reason() -> None:
     with pytest.raises(ValueError, match=r"'gds' .*: it needs a GPU"):
         parse_backends("gds")
     assert parse_backends(" ucx , Libfabric ") == ("UCX", "LIBFABRIC")
+
+
+def test_backend_of_a_package_is_refused_with_all_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[pytest_nixl.backends]\nACME = builtins:object\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    values = "NAME, PLUGIN, STORAGE, COMPLETION_IMPLIES_DELIVERY, SHAKES_HANDS"
+    with pytest.raises(ExtensionError, match=f"lacks creating, environment, load, mistaken, transports, {values}:"):
+        parse_backends("acme")

@@ -14,6 +14,7 @@ import pytest
 from helpers.copied_wheel import copy_wheel
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.nixl.installed import hidden_module
 from pytest_nixl.nixl.worker import nixl_api
 
 PARAMETERS = {"UCX": {"devices": "", "engines": "1"}, "LIBFABRIC": {}, "GDS": {"num_threads": "1"}, "OBJ": {}}
@@ -189,6 +190,17 @@ def test_file_that_hides_a_module_of_nixl_is_named_and_nothing_is_to_install(
     assert reason.startswith(error)
     assert f"{path} hides the module {module} of nixl" in reason
     assert remedy == f"rename {path}, or take {tmp_path} out of PYTHONPATH and do not start in it"
+
+
+def test_a_package_hides_no_module_that_another_also_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        info = tmp_path / name / f"{name}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (info / "RECORD").write_text("module_of_both.py,,\n")
+        (tmp_path / name / "module_of_both.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    assert hidden_module(ImportError(name="module_of_both")) is None
 
 
 def test_folder_without_a_module_hides_nothing(tmp_path: Path) -> None:

@@ -122,6 +122,17 @@ class AnyDriver:
         return lambda *arguments: (0, 640)
 
 
+def test_names_of_gpus_are_read_without_the_zeros_after_them() -> None:
+    driver: Any = AnyDriver()
+    driver.cuDeviceGetCount = lambda: (0, 2)
+    driver.cuDeviceGet = lambda number: (0, number + 10)
+    driver.cuDeviceGetName = lambda size, handle: (0, b"GPU of %d" % handle + bytes(size - 9))
+    driver.cuDeviceGetPCIBusId = lambda size, handle: (0, b"0000:1A:%d.0" % handle + bytes(size - 12))
+    driver.cuDeviceGetUuid_v2 = lambda handle: (0, SimpleNamespace(bytes=[handle] * 16))
+    first = WorkerGpu(0, "GPU of 10", "0a" * 16, "0000:1a:10.0")
+    assert nvidia.CudaDriver(driver).devices() == [first, WorkerGpu(1, "GPU of 11", "0b" * 16, "0000:1a:11.0")]
+
+
 def test_the_time_of_a_kernel_is_in_seconds() -> None:
     gpu = WorkerGpu(0, "", "10" * 16, "0000:1a:00.0")
     assert 0 < DriverDevice(AnyDriver(), gpu).kernel_seconds() < 60

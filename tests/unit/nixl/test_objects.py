@@ -112,14 +112,14 @@ def test_a_pattern_over_several_objects_is_compared_byte_by_byte(buffer: ObjectB
 
 @pytest.mark.parametrize(("offset", "size"), [(1, BLOCK), (0, BLOCK - 1), (BLOCK // 2, BLOCK // 2)])
 def test_only_whole_objects_are_written(buffer: ObjectBuffer, store: Store, offset: int, size: int) -> None:
-    with pytest.raises(ObjectStoreError, match="only whole objects can be written"):
+    with pytest.raises(ObjectStoreError, match=r"^only whole objects can be written"):
         buffer.write(offset, bytes(size))
     assert store.kept == {}
 
 
 def test_nothing_is_written_before_the_space_is_divided(store: Store) -> None:
     object_buffer = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
-    with pytest.raises(ObjectStoreError, match="only whole objects can be written"):
+    with pytest.raises(ObjectStoreError, match=r"^only whole objects can be written"):
         object_buffer.write(0, bytes(BLOCK))
     with pytest.raises(IndexError, match=f"bytes 0 to {BLOCK + 1} are not inside a buffer of {BLOCK} bytes"):
         object_buffer.fill(1, 0, BLOCK + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from email.message import Message
 from pathlib import Path
 
 import boto3
@@ -14,6 +15,7 @@ from helpers.etcd import container_names, empty_image
 from helpers.moto_image import moto_image
 from helpers.pytester_run import run_pytest
 from helpers.s3 import KEYS, S3Server, use_s3
+from helpers.s3_faults import faulty_s3
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.extras import pip_install
@@ -103,8 +105,31 @@ def test_bucket_of_another_region_is_created_there(server: S3Server, monkeypatch
     with s3_server.open_bucket("", supervisor) as bucket:
         where = boto3.client("s3", endpoint_url=server.url, aws_access_key_id="a", aws_secret_access_key="b")
         assert where.get_bucket_location(Bucket=bucket.bucket)["LocationConstraint"] == "eu-west-1"
-        assert bucket.parameters["region"] == "eu-west-1"
+        assert bucket.parameters == {
+            "endpoint_override": server.url.removeprefix("http://"),
+            "scheme": "http",
+            "bucket": bucket.bucket,
+            "region": "eu-west-1",
+            "access_key": KEYS["AWS_ACCESS_KEY_ID"],
+            "secret_key": KEYS["AWS_SECRET_ACCESS_KEY"],
+            "use_virtual_addressing": "false",
+        }
     assert buckets(server) == ["bucket"]
+
+
+def test_no_checksum_is_sent_or_asked_for(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, "")
+    names: set[str] = set()
+
+    def read_names(method: str, path: str, headers: Message) -> str:
+        names.update(map(str.lower, headers))
+        return ""
+
+    with faulty_s3(server.url, read_names) as (url, _), s3_server.open_bucket(url, supervisor) as bucket:
+        bucket.client.put("x", b"1")
+        assert bucket.client.get("x", 0, 1) == b"1"
+    assert "x-amz-content-sha256" in names
+    assert not [name for name in names if "checksum" in name]
 
 
 def test_part_of_an_object_is_read(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,18 @@ def test_a_window_ends_with_its_own_acknowledgement(depth: int, handles: int, no
     assert sum(stamps) <= depth * seconds * 1e9
 
 
+@pytest.mark.parametrize(("depth", "handles"), [(1, 1), (1, 3), (2, 2)])
+def test_a_latency_ends_when_the_transfer_is_complete(depth: int, handles: int) -> None:
+    class SlowAgent(PolledAgent):
+        def check_xfer_state(self, handle: Any) -> str:
+            time.sleep(0.002)
+            return super().check_xfer_state(handle)
+
+    stamps = stamps_for(2)
+    initiator(SlowAgent(states=["DONE", "PROC"]), depth, handles, acknowledged=False).run_window(2, stamps)
+    assert stamps[1] >= 2_000_000
+
+
 def test_a_window_that_needs_no_acknowledgement_ends_with_its_transfers() -> None:
     agent, synced = PolledAgent(), list[int]()
     sender = initiator(agent, acknowledged=False, sync=lambda: synced.append(len(agent.log)))

@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.etcd import running, wait_until
@@ -17,9 +19,10 @@ from helpers.two_ranks import two
 
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.core.ring_buffer import RingBuffer
+from pytest_nixl.core.wire import Ref
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.tools import own_variables, variable
-from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolError
+from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolError, contention_of
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
@@ -212,3 +215,17 @@ def test_a_peer_runs_its_own_copy_of_the_program(
         assert time.monotonic() - started < 60
         assert not running(program.pid)
         tool.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ended", "expected"),
+    [("aa", 2, 1.0), ("ab", 2, 2.0), ("ab", 1, 2.0), ("aa", 1, None), ("ab", 0, None)],
+)
+def test_contention_counts_the_programs_of_the_first_host(hosts: str, ended: int, expected: float | None) -> None:
+    programs = [
+        RunningProgram(cast(Any, SimpleNamespace(worker=SimpleNamespace(versions={"host": host}))), Ref(1, ""), 1, [])
+        for host in hosts
+    ]
+    for program, cost in list(zip(programs, ((9.0, 1.0, 2.0, 3.0), (99.0, 4.0, 50.0, 9.0)), strict=True))[:ended]:
+        program.cost = dict(zip(("all", "own", "clock", "processors"), cost, strict=True))
+    assert contention_of(*programs) == expected

@@ -433,9 +433,10 @@ def test_what_is_written_down_has_no_password_and_says_whether_one_is_needed(tmp
     assert watched(str(tmp_path))["a"]["login"] is bool(secret_of)
 
 
-def test_the_supervisor_cleans_up_on_sigterm() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_the_supervisor_cleans_up_on_sigterm_or_sigquit(number: signal.Signals) -> None:
     process, has = client()
-    os.kill(has["supervisor"], signal.SIGTERM)
+    os.kill(has["supervisor"], number)
     wait_until(lambda: not Path(has["directory"]).exists(), 60, "the run directory has gone")
     assert not running(has["mine"])
     # It is not a child of the supervisor, which can kill it but not wait for it.

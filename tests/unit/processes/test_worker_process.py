@@ -19,7 +19,7 @@ from pytest_nixl.processes import worker_process
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
-from pytest_nixl.processes.worker_process import Worker, results
+from pytest_nixl.processes.worker_process import Worker, results, telling
 
 TESTS = str(Path(__file__).parents[2])
 
@@ -130,7 +130,7 @@ def test_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agent
         agent.run("helpers.agent_functions:hang")
     for value in ("sleeping", "'run'", "2 s"):
         assert value in caught.value.reason
-    assert "in hang" in caught.value.detail
+    assert "in hang" in caught.value.detail.removeprefix("its last lines:\n") != caught.value.detail
     assert not agent.worker.alive
 
 
@@ -211,6 +211,26 @@ def test_worker_that_ends_during_its_start_is_reported_immediately(agents: Agent
     with pytest.raises(WorkerDiedError, match="was ended by SIGABRT during 'hello'") as caught:
         agents.start(environment={"PYTHONPATH": str(tmp_path)})
     assert not caught.value.late
+
+
+@pytest.mark.parametrize(
+    "crash", ["Fatal Python error: Aborted", "[a:1:0:1] Caught signal 11", "==== backtrace (tid: 1) ===="]
+)
+def test_the_last_line_of_a_crash_is_that_before_it(agents: Agents, tmp_path: Path, crash: str) -> None:
+    text = f"I0101 1: first\nit has no Fatal Python error and no == backtrace\n{crash}\nafter it\n"
+    code = f"import os, sys\nprint({text!r}, file=sys.stderr, flush=True)\nos._exit(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    with pytest.raises(WorkerDiedError, match="ended with exit code 3") as caught:
+        agents.start(environment={"PYTHONPATH": str(tmp_path)})
+    assert caught.value.last_line == "it has no Fatal Python error and no == backtrace"
+
+
+def test_telling_leaves_out_tables_and_lines_without_a_warning() -> None:
+    said = (
+        "in I0101 10:00:00 a\nE0101 10:00:00 a\na | b\nin 2026-01-01 10:00:00 NIXL INFO a\n2026-01-01 1:0 NIXL WARN a"
+    )
+    noise = "I0101 10:00:00.5 a\n| a |\n+---+ \n2026-01-01 10:00:00 NIXL INFO a\n \n2026-01-01 10:00:00 NIXL DEBUG a"
+    assert telling(f"{noise}\n{said}\n{noise}") == said.splitlines()
 
 
 @pytest.mark.long

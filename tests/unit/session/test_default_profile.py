@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import BANDWIDTH, run
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
+from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile, read_product
-from pytest_nixl.session.gate import silent_profile
+from pytest_nixl.session.gate import profile_between_hosts, silent_profile
+from pytest_nixl.session.run import LiveRecord
 
 
 def host(root: Path, *devices: str, product: str = "") -> Path:
@@ -53,6 +57,28 @@ def test_a_run_that_names_no_profile_has_that_of_its_host(
 def test_the_default_expects_no_transport_of_libfabric() -> None:
     accepted = {item.transports for item in load_profile("loopback").expectations if item.backend == ("LIBFABRIC",)}
     assert accepted == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "hosts", "judged"),
+    [
+        ("loopback", "default", "aa", True),
+        ("loopback", "default (no RDMA device)", "aab", False),
+        ("tcp-loopback", "default", "ab", False),
+        ("loopback", "option", "ab", True),
+        ("p5.48xlarge", "default", "ab", True),
+    ],
+)
+def test_a_default_profile_of_one_host_judges_no_row_between_two(
+    name: str, source: str, hosts: str, judged: bool
+) -> None:
+    membership = SimpleNamespace(members=[SimpleNamespace(host=host) for host in hosts])
+    cluster = Cluster([], cast(Any, SimpleNamespace(membership=membership)))
+    run: Any = SimpleNamespace(settings=SimpleNamespace(sources={"profile": source}), record=LiveRecord())
+    assert bool(profile_between_hosts(load_profile(name), run, cluster).expectations) is judged
+    assert [f"{name}, is for one host, and the ranks are on 2:" in note for note in run.record.notes] == [True] * (
+        not judged
+    )
 
 
 @pytest.mark.long

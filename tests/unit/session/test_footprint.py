@@ -40,8 +40,8 @@ def test_auto_does_not_fit_into_the_last_level_cache(
 
 def test_auto_holds_the_largest_row(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footprint_of_run, "last_level_cache", lambda _: MIB)
-    options = ("--nixl-footprint=auto", "--nixl-blocks=3MiB", "--nixl-depth=3")
-    assert read(pytester, *options).footprint == 16 * MIB
+    options = ("--nixl-footprint=auto", "--nixl-blocks=1MiB,3MiB", "--nixl-batch=2,1", "--nixl-depth=1,3")
+    assert read(pytester, *options).footprint == 32 * MIB
 
 
 @pytest.mark.parametrize("text", ["", "cold", "0", "-1", "1.5B"])
@@ -50,10 +50,12 @@ def test_anything_else_is_refused(pytester: pytest.Pytester, text: str) -> None:
 
 
 def test_a_footprint_that_is_smaller_than_a_row_is_refused(pytester: pytest.Pytester) -> None:
-    message = refusal(pytester, "--nixl-footprint=1MiB", "--nixl-blocks=64KiB,1MiB", "--nixl-depth=4")
+    message = refusal(
+        pytester, "--nixl-footprint=1MiB", "--nixl-blocks=64KiB,1MiB", "--nixl-batch=3,1", "--nixl-depth=4,2"
+    )
     assert message == (
-        "--nixl-footprint=1MiB is smaller than the largest row, which has 4MiB (block x batch x depth): expected at "
-        "least --nixl-footprint=4MiB, or smaller --nixl-blocks"
+        "--nixl-footprint=1MiB is smaller than the largest row, which has 12MiB (block x batch x depth): expected at "
+        "least --nixl-footprint=12MiB, or smaller --nixl-blocks"
     )
 
 
@@ -66,10 +68,10 @@ def test_a_footprint_that_does_not_fit_into_memory_is_refused(pytester: pytest.P
 
 
 def test_a_walk_of_too_many_transfers_is_refused(pytester: pytest.Pytester) -> None:
-    message = refusal(pytester, "--nixl-footprint=64MiB", "--nixl-blocks=8B")
+    message = refusal(pytester, "--nixl-footprint=128MiB", "--nixl-blocks=16B,8B", "--nixl-batch=4,2")
     assert message == (
-        "--nixl-footprint=64MiB has 8388608 transfers of 8B, and a row walks at most 1048576: expected a smaller "
-        "footprint, or --nixl-blocks of at least 64B"
+        "--nixl-footprint=128MiB has 8388608 transfers of 16B, and a row walks at most 1048576: expected a smaller "
+        "footprint, or --nixl-blocks of at least 128B"
     )
 
 
