@@ -17,6 +17,8 @@ TOOLS = {
     "fi_rma_pingpong": "build libfabric's fabtests, and set --nixl-raw-tools-dir to the directory of the program",
 }
 
+#: libfabric's words, in any case, for a switch that is on or off. It ignores a switch with another word.
+LIBFABRIC_ON, LIBFABRIC_OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 #: The variable by which a worker knows the private directory of the run, which the supervisor removes.
 RUN_DIRECTORY = "PYTEST_NIXL_RUN_DIRECTORY"
 #: The variable that forbids a stand-in for the CUDA driver: ``never``.

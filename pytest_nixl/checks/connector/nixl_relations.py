@@ -12,6 +12,7 @@ from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.engine_backends import engine_backend, expands_segments
 from pytest_nixl.model.nixl_releases import PACKAGES, TELEMETRY_OFF, numbers, telemetry_off_raises
+from pytest_nixl.model.tools import LIBFABRIC_OFF, LIBFABRIC_ON
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import suppose
@@ -335,9 +336,19 @@ SLOW_SETTINGS = (
         f"libfabric uses no RDMA, so that {OVER_TCP}",
         OVER_TCP,
     ),
-    SlowSetting("FI_EFA_USE_DEVICE_RDMA", _OFF, "LIBFABRIC", "EFA uses no RDMA", "KV goes without EFA's RDMA: slow"),
     SlowSetting(
-        "FI_HMEM_DISABLE_P2P", "y|yes|1|on|true", "LIBFABRIC", "network cards may not reach GPU memory", _THROUGH_HOST
+        "FI_EFA_USE_DEVICE_RDMA",
+        "|".join(LIBFABRIC_OFF),
+        "LIBFABRIC",
+        "EFA uses no RDMA",
+        "KV goes without EFA's RDMA: slow",
+    ),
+    SlowSetting(
+        "FI_HMEM_DISABLE_P2P",
+        "|".join(LIBFABRIC_ON),
+        "LIBFABRIC",
+        "network cards may not reach GPU memory",
+        _THROUGH_HOST,
     ),
 )
 

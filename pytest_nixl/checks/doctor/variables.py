@@ -27,6 +27,7 @@ from pytest_nixl.host.gpu import visible
 from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.engine_backends import ALLOC_CONF, expands_segments
 from pytest_nixl.model.nixl_releases import refuses_no_cuda
+from pytest_nixl.model.tools import LIBFABRIC_OFF, LIBFABRIC_ON
 from pytest_nixl.model.transports import UCX_OF_RDMA, ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
@@ -307,9 +308,9 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
          f"unset {ETCD_VARIABLES[1]}, or set both to the same value"),
         (proxy and first and not _bypassed(first, exempt),
          f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy", "add etcd's host to no_proxy"),
-        (efa_rdma.lower() in ("0", "false", "no", "off") and (facts.efa or expected.efa),
+        (efa_rdma.lower() in LIBFABRIC_OFF and (facts.efa or expected.efa),
          f"FI_EFA_USE_DEVICE_RDMA={efa_rdma} disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
-        (gpu and p2p.lower() in ("1", "yes", "on", "true"),
+        (gpu and p2p.lower() in LIBFABRIC_ON,
          f"FI_HMEM_DISABLE_P2P={p2p} {denied}", "unset FI_HMEM_DISABLE_P2P"),
         (gpu and direct.lower() in ("n", "no", "0", "off"),
          f"UCX_IB_GPU_DIRECT_RDMA={direct} {denied}", "unset UCX_IB_GPU_DIRECT_RDMA"),

@@ -320,6 +320,7 @@ def test_a_rank_is_the_culprit_if_it_is_slower_each_time(one: list[float], two: 
         ),
         (measured(0.2, 2, 1, cores=0.5), measured(1, 0, 1), "is the culprit"),
         (measured(0.2, 2, 1, cores=0.6), measured(1, 0, 1, cores=0.4), "is the culprit"),
+        (measured(0.45, 2, 1, cores=0.3), measured(1, 0, 1, cores=0.1), "is the culprit"),
         (measured(0.2, 2, 1), measured(1, 0, 1, hosts="aa"), "take another way"),
         (measured(0.2, 2, 1), measured(1, 0, 1, over="rc_mlx5/mlx5_0:1"), "take another way"),
         (measured(0.2, 2, 1), measured(1, 0, 1, over="tcp/eth1"), "is the culprit"),

@@ -243,6 +243,7 @@ def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, An
     wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directories have gone")
 
 
+@pytest.mark.alone  # whoever cleans this host removes it
 def test_shared_memory_of_a_killed_run_is_removed_without_its_run_directory(
     abandoned_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +255,7 @@ def test_shared_memory_of_a_killed_run_is_removed_without_its_run_directory(
     assert not shared_memory.exists()
 
 
+@pytest.mark.alone
 def test_an_empty_directory_of_a_run_killed_while_it_removed_its_files_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
