@@ -328,3 +328,8 @@ def test_a_rank_is_the_culprit_if_it_is_slower_each_time(one: list[float], two: 
 )
 def test_what_else_makes_a_rank_slower_is_said_of_it(one: Samples, two: Samples, reason: str) -> None:
     assert reason in compare(SlowerRank(2, True, one.key), [(one, two)], NAMES)[1]
+
+
+def test_one_launch_that_load_explains_excuses_no_rank() -> None:
+    in_turn = [(measured(rate, 2, 1, cores=0.7), measured(1, 0, 1)) for rate in (0.1, 0.1, 0.45)]
+    assert "is the culprit" in compare(SlowerRank(2, True, pair(WRITE, 2, 0)), in_turn, NAMES)[1]
