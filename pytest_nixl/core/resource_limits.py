@@ -106,10 +106,13 @@ def _control_groups(controller: str, root: str = "") -> Iterator[str]:
             yield from (os.path.normpath(f"{folder}/{above}") for above in (group, *map(str, Path(group).parents)))
 
 
-def be_ended_first() -> None:
-    """Let the kernel end this process before others if memory is short: one that is left can say so."""
+def let_end_first(pid: int) -> None:
+    """Let the kernel end a process that was just started, and its children, before this one if memory is short.
+
+    The process cannot do this for itself: while Python starts in it, it already needs memory.
+    """
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
 def _read(path: str) -> str:

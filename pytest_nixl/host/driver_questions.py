@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_nixl.core.resource_limits import let_end_first
+
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 #: How long all answers of a library may take. The driver of a host without persistence mode takes seconds to load.
 LIMIT_SECONDS = 20.0
@@ -60,6 +62,7 @@ class DriverQuestion:
             start_new_session=True,
             env=None if environ is None else dict(environ),
         )
+        let_end_first(self._child.pid)
 
     def answer(self) -> dict[str, Any]:
         """Return the answer, or why there is none, soon after the limit at the latest."""

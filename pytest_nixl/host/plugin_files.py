@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.resource_limits import let_end_first
 from pytest_nixl.host.software import Lacking
 from pytest_nixl.nixl.installed import nixl_packages
 
@@ -177,6 +178,7 @@ class PluginLoading:
             text=True,
             env=os.environ | _WITHOUT_HOOKS,
         )
+        let_end_first(self._process.pid)
 
     def result(self) -> list[dict[str, Any]]:
         """Wait for the end, and return what each plugin lacks, as JSON values."""

@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_nixl.core.resource_limits import be_ended_first
 from pytest_nixl.host import elf
 
 #: The time that loading one plugin may take, in seconds.
@@ -37,7 +36,6 @@ def main(libnixl: str, plugins: list[str]) -> None:
     :param libnixl: the path of NIXL's library; empty to load none.
     :param plugins: the paths of the plugins.
     """
-    be_ended_first()
     # A constructor of a library may print to stdout.
     results = os.dup(1)
     os.dup2(2, 1)

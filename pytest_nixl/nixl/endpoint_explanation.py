@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pytest_nixl.core.forms import HOST_NAME
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.model.nixl_releases import refuses_no_endpoints
 from pytest_nixl.nixl.endpoint_reading import (
@@ -184,7 +185,7 @@ def _rewritten_host(host: str, port: str, resolver: Resolver) -> str:
     if is_ipv6(host):
         mapped = ipaddress.IPv6Address(host).ipv4_mapped
         return str(mapped) if mapped else f"[{host}]"
-    if not re.fullmatch("[A-Za-z0-9._-]+", host):
+    if not re.fullmatch(HOST_NAME, host):
         return ""
     resolved = resolver(host, port, socket.AF_INET)
     if not resolved:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_nixl.core.resource_limits import file_fault
+from pytest_nixl.core.resource_limits import file_fault, let_end_first
 from pytest_nixl.model.tools import RUN_DIRECTORY
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 from pytest_nixl.processes.worker_parent import (
@@ -138,6 +138,7 @@ class LocalProcess:
                 reason, remedy = file_fault(error)
                 raise SupervisorError(f"a worker cannot be started: {reason}", remedy) from None
             raise
+        let_end_first(self._process.pid)
         supervisor.watch_process(self._process.pid)
 
     @property

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from pytest_nixl.core.resource_limits import let_end_first
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 #: The script of workers, and of the process from which they are forked.
@@ -205,7 +206,7 @@ def execute(channel: socket.socket, log: IO[bytes], environment: Mapping[str, st
     :param log: the file for its output.
     :param environment: all its variables.
     """
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(channel.fileno())],
         pass_fds=[channel.fileno()],
         stdin=subprocess.DEVNULL,
@@ -214,6 +215,8 @@ def execute(channel: socket.socket, log: IO[bytes], environment: Mapping[str, st
         env=dict(environment),
         start_new_session=True,
     )
+    let_end_first(process.pid)
+    return process
 
 
 _current: WorkerParent | None = None

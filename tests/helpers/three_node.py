@@ -8,6 +8,7 @@ import secrets
 import signal
 from contextlib import suppress
 
+from helpers.stopped import stop
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -110,7 +111,7 @@ class ThreeNodeEtcd:
 
     def stop(self, place: int) -> None:
         """Stop a member with SIGSTOP: it still accepts connections, but answers nothing."""
-        self._supervisor.signal(self._pids[place], signal.SIGSTOP)
+        stop(self._pids[place])
 
     def resume(self, place: int) -> None:
         """Resume a stopped member."""

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.lazy_module import lazy_module, load
-from pytest_nixl.core.resource_limits import be_ended_first
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.worker import commands, files
@@ -45,7 +44,6 @@ def serve_forks(channel: socket.socket, become_worker: Callable[[socket.socket, 
     :param channel: the connection to pytest's process, with whose end this process ends.
     :param become_worker: serves the commands of a worker; it gets the worker's channel and the id of this process.
     """
-    be_ended_first()
     load(commands)
     load(files)  # and numpy with it
     alone = len(os.listdir("/proc/self/task")) == 1  # a process with threads cannot fork safely

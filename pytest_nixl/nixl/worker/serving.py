@@ -43,7 +43,6 @@ _OF_GPU_MEMORY = "pytest_nixl.nixl.worker.vram"
 
 
 def _prepare_process(parent: int) -> None:
-    resource_limits.be_ended_first()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_TIMERSLACK, _SLACK_NANOSECONDS, 0, 0, 0)
