@@ -1696,3 +1696,69 @@ def test_a_file_of_lmcache_is_said_not_to_be_read(tmp_path: Path) -> None:
     decode = script(tmp_path, "decode.sh", f"PYTHONHASHSEED=0 LMCACHE_CONFIG_FILE=d.yaml vllm serve m {transfer}\n")
     comparison = compare_connectors(read_engine(prefill), read_engine(decode))
     assert comparison.unread == ("decode has options of d.yaml (LMCACHE_CONFIG_FILE), which is not read",)
+
+
+_BOTH = "vllm serve a --port 1 & vllm serve b --port 2 & wait"
+
+
+@pytest.mark.parametrize(
+    ("text", "share_host"),
+    [
+        (_BOTH, True),
+        (f"bash -c '{_BOTH}'", True),
+        ("start() { vllm serve a --port 1 & vllm serve b --port 2 & }\nstart", True),
+        ("start() { vllm serve $1 --port $2 & }\nstart a 1\nstart b 2", True),
+        ("parallel ::: 'vllm serve a --port 1' 'vllm serve b --port 2'", True),
+        ("mpirun -n 1 vllm serve a --port 1 : -n 1 vllm serve b --port 2", True),
+        ("P='1 2'\nif true; then\n for p in $P; do\n  for m in 'x y'; do vllm serve $p --port $p & done\n done\nfi",
+         True),
+        (f"ssh one '{_BOTH}'", True),
+        ("ssh one 'vllm serve a --port 1' & ssh two 'vllm serve b --port 2'", False),
+        ("srun -w one vllm serve a --port 1 & srun -w two vllm serve b --port 2", False),
+        (f"docker run vllm/vllm-openai:v1 bash -c '{_BOTH}'", True),
+        (f"docker run --entrypoint sh vllm/vllm-openai:v1 -c '{_BOTH}'", True),
+        (f"docker run --entrypoint=/bin/sh vllm/vllm-openai:v1 -c -- '{_BOTH}'", True),
+        ("for m in a b; do docker run vllm/vllm-openai:v1 --model $m; done", False),
+    ],
+)  # fmt: skip
+def test_each_engine_of_a_script_is_read(text: str, share_host: bool, tmp_path: Path) -> None:
+    path = script(tmp_path, "both.sh", f"{text}\n")
+    engines = [read_engine(f"{path}#{number}") for number in (1, 2)]
+    if "--port" in text:
+        assert [engine.launch.options["--port"] for engine in engines] == [["1"], ["2"]]
+    pods = [engine.pod for engine in engines]
+    assert (pods[0] is not None and pods[0] == pods[1]) is share_host
+    with pytest.raises(ValueError, match=r"starts 2 engines: choose one with FILE#NAME, NAME is 1 or 2$"):
+        read_engine(path)
+
+
+@pytest.mark.parametrize("start", ["bash -c", "tini -- sh -ec", "sh -c --", "env A=1 sh -c"])
+@pytest.mark.parametrize("kind", ["pod", "Compose", "Dynamo"])
+def test_each_engine_of_a_container_is_read(kind: str, start: str, tmp_path: Path) -> None:
+    container = {"name": "c", "image": "engine", "command": [*start.split(), _BOTH]}
+    document = {
+        "pod": {"kind": "Pod", "metadata": {"name": "o"}, "spec": {"containers": [container]}},
+        "Compose": {"services": {"c": container}},
+        "Dynamo": {
+            "metadata": {"name": "o"},
+            "spec": {"services": {"c": {"extraPodSpec": {"mainContainer": container}}}},
+        },
+    }[kind]
+    path = script(tmp_path, "both.json", json.dumps(document))
+    engines = [read_engine(f"{path}#c/{number}") for number in (1, 2)]
+    assert [(engine.launch.model, engine.launch.options) for engine in engines] == [
+        ("a", {"--port": ["1"]}), ("b", {"--port": ["2"]}),
+    ]  # fmt: skip
+    assert engines[0].pod is not None
+    assert engines[0].pod == engines[1].pod
+    last = {"pod": "o/c/{}", "Compose": "c/{}", "Dynamo": "o/c/{}"}[kind]
+    names = " or ".join(last.format(number) for number in (1, 2))
+    with pytest.raises(ValueError, match=f"starts 2 engines: choose one with FILE#NAME, NAME is {names}$"):
+        read_engine(path)
+
+
+def test_a_loop_with_too_many_turns_is_read_once() -> None:
+    for turns, engines in ((32, 32), (33, 1)):
+        words = " ".join(map(str, range(turns)))
+        assert len(script_launches(f"for i in {words}; do vllm serve m; done", {})) == engines
+    assert len(script_launches("for i in $(seq 2); do vllm serve m --seed $i; done; vllm serve x", {})) == 2
