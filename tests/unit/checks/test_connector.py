@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shlex
 import socket
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.cli_run import ROOT
 
 from pytest_nixl import cli
 from pytest_nixl.checks.connector.command_line import is_resolved, script_launches
@@ -238,29 +240,6 @@ def test_equal_configurations_say_so(engine: str, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("tag", "connector", "verdict"),
-    [
-        ("1.0.0", "nixl", Verdict.FAIL),
-        ("0.9.0", "nixl", None),
-        ("latest", "nixl", Verdict.WARN),
-        ("latest", "kvbm nixl", Verdict.PASS),
-        ("1.6.1", "kvbm nixl", Verdict.FAIL),
-    ],
-)
-def test_dynamos_own_option_for_connectors_ended_with_1_0_0(
-    tag: str, connector: str, verdict: Verdict | None, tmp_path: Path
-) -> None:
-    sides = sides_of("Dynamo")
-    for side in sides.values():
-        side["image"] = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{tag}"
-        side["transfer"] = {}
-        side["command"] = ["python3", "-m", "dynamo.vllm", "--connector", *connector.split()]
-    results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
-    assert results.get("--connector") is verdict
-    assert results["kv_connector"] is Verdict.PASS
-
-
-@pytest.mark.parametrize(
     ("engine", "env", "first"),
     [
         ("vLLM", {}, "on decode's host: pytest-nixl doctor --side-channel 10.0.0.1:5600; then "),
@@ -333,28 +312,6 @@ def test_a_planted_difference_is_named_alone(engine: str, field: str, tmp_path: 
     assert named.rule.source
 
 
-@pytest.mark.parametrize(
-    ("value", "installed", "fails"),
-    [
-        ("n", "1.3.2", False),
-        ("n", "1.4.0", True),
-        ("OFF", "1.5.1", True),
-        ("y", "1.5.1", False),
-        ("$(X)", "1.5.1", False),
-    ],
-)
-def test_telemetry_that_is_off_fails_only_with_a_release_that_raises(
-    value: str, installed: str, fails: bool, tmp_path: Path
-) -> None:
-    sides = sides_of("vLLM")
-    for side in sides.values():
-        words = " ".join(["pip install", f"nixl-cu13=={installed}", "&& vllm serve"])
-        side["command"] = ["sh", "-c", f'{words} "$@"', "-"]
-        side["env"]["NIXL_TELEMETRY_ENABLE"] = value
-    named = {result.rule.field for result in compared(tmp_path, sides).results if result.verdict is Verdict.FAIL}
-    assert ("NIXL_TELEMETRY_ENABLE" in named) is fails
-
-
 @pytest.mark.parametrize("engine", SIDES)
 def test_all_planted_differences_are_named_together(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -370,8 +327,60 @@ def test_all_planted_differences_are_named_together(
     assert len(layers) == len(PLANTED[engine])
 
 
-def test_every_rule_says_what_to_do_and_who_says_so() -> None:
-    assert all(rule.requirement and rule.remedy and rule.source for rule in RULES)
+def planted(engine: str, changes: str) -> dict[str, Side]:
+    """Return both sides of an engine with changes in the form of ``connector_findings.txt``."""
+    sides = sides_of(engine)
+    for change in filter(None, changes.split(" | ")):
+        role, part, *rest = change.split(" ", 2)
+        text = "".join(rest)
+        name, sign, value = text.partition("=")
+        for side in sides.values() if role == "both" else [sides[role]]:
+            if part in ("options", "env", "transfer") and text.startswith("-- "):
+                side[part].pop(text.removeprefix("-- "), None)
+            elif part == "transfer":
+                side[part] = {**side[part], name: json_or_text(value)} if sign else {}
+            elif part in ("options", "env"):
+                side[part][name] = value
+            elif part == "release":
+                side["image"] = f"{side['image'].partition(':')[0]}:{text}"
+            else:
+                side[part] = int(text) if text.isdigit() else text
+    return sides
+
+
+def json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def findings() -> list[tuple[str, list[str]]]:
+    """Return each case of ``connector_findings.txt`` with its findings."""
+    text = re.sub(r"(?m)^#.*\n", "", Path(__file__).with_name("connector_findings.txt").read_text())
+    cases = [case.split("\n    ") for case in re.split(r"\n(?! )", text.strip())]
+    return [(case[0], case[1:]) for case in cases]
+
+
+@pytest.mark.parametrize(("case", "expected"), findings())
+def test_two_sides_have_these_findings(case: str, expected: list[str], tmp_path: Path) -> None:
+    engine, _, changes = case.partition(": ")
+    results = compared(tmp_path, planted(engine, changes)).results
+    assert [
+        f"{result.verdict} {result.rule.field}: {result.why}"
+        + (f" -> {result.remedy}" if result.remedy != result.rule.remedy else "")
+        for result in results
+        if result.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE)
+    ] == expected
+
+
+def test_every_rule_is_on_its_page_and_says_what_to_do() -> None:
+    page = (ROOT / "docs/reference/connector-rules.md").read_text()
+    listed = [line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert listed == [
+        [f"`{rule.field}`", str(rule.releases or rule.engine or "all"), rule.requirement, rule.source] for rule in RULES
+    ]
+    assert all(rule.remedy for rule in RULES)
     assert [rule.layer for rule in RULES] == sorted((rule.layer for rule in RULES), key=list(ConfigurationLayer).index)
 
 
@@ -453,26 +462,6 @@ def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("tag", "variables", "used"),
-    [
-        ("1.0.0", {}, {"ETCD_ENDPOINTS"}),
-        ("1.0.0", {"DYN_DISCOVERY_BACKEND": "kubernetes"}, set()),
-        ("1.0.0", {"DYN_REQUEST_PLANE": "nats"}, {"ETCD_ENDPOINTS", "NATS_SERVER"}),
-        ("1.0.0", {"DYN_EVENT_PLANE": "nats", "DYN_DISCOVERY_BACKEND": "file"}, {"NATS_SERVER"}),
-        ("0.9.0", {}, {"ETCD_ENDPOINTS", "NATS_SERVER"}),
-    ],
-)
-def test_a_server_that_dynamo_does_not_use_may_differ(
-    tag: str, variables: dict[str, str], used: set[str], tmp_path: Path
-) -> None:
-    sides = sides_of("Dynamo")
-    for role, side in sides.items():
-        side["image"] = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{tag}"
-        side["env"] |= {**variables, "ETCD_ENDPOINTS": f"http://{role}:2379", "NATS_SERVER": f"nats://{role}:4222"}
-    assert wrong(compared(tmp_path, sides)) == used
-
-
-@pytest.mark.parametrize(
     ("prefill", "decode", "verdict"),
     [
         ("rc_mlx5", "rc_verbs", Verdict.PASS),
@@ -497,21 +486,6 @@ def test_both_sides_allow_a_transport_in_common(prefill: str, decode: str, verdi
         assert results["UCX_TLS"] is verdict
 
 
-@pytest.mark.parametrize(
-    ("sizes", "verdict"),
-    [
-        (("16", "64"), "INCONCLUSIVE"), (("64", "16"), "FAIL"), (("64", "0"), "FAIL"), (("64", "many"), "FAIL"),
-        (("16", "6400000000"), "FAIL"),
-    ],
-)  # fmt: skip
-def test_block_sizes_may_differ_in_one_direction(sizes: tuple[str, str], verdict: str, tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    for role, size in zip(sides, sizes, strict=True):
-        sides[role]["options"]["--block-size"] = size
-    results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
-    assert results["--block-size"] == verdict
-
-
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("size", ["many", "0", "-1", "1.5", "\u0663", "1" * 12])
 @pytest.mark.parametrize(
@@ -527,53 +501,6 @@ def test_a_size_is_a_positive_number(engine: str, options: str, size: str, role:
         sides[role]["options"][option] = size
         field = option.replace("--dp-size", "--tp-size")  # SGLang divides its TP by it
         assert field in wrong(compared(tmp_path, sides)), option
-
-
-def test_tp_sizes_may_differ_unless_heads_cannot_be_split(tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    sides["decode"]["options"]["--tensor-parallel-size"] = "8"
-    assert wrong(compared(tmp_path, sides)) == set()
-    for side in sides.values():
-        side["env"]["VLLM_KV_CACHE_LAYOUT"] = "NHD"
-    assert wrong(compared(tmp_path, sides)) == {"--tensor-parallel-size"}
-
-
-def test_decode_may_permute_the_layout(tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    sides["decode"]["env"]["VLLM_KV_CACHE_LAYOUT"] = "NHD"
-    assert wrong(compared(tmp_path, sides)) == {"VLLM_KV_CACHE_LAYOUT"}
-    sides["decode"]["transfer"]["enable_permute_local_kv"] = True
-    assert wrong(compared(tmp_path, sides)) == set()
-
-
-@pytest.mark.parametrize("layout", ["hnd", "HND ", "NHDX"])
-def test_a_layout_is_read_to_the_letter(layout: str, tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    for side in sides.values():
-        side["env"]["VLLM_KV_CACHE_LAYOUT"] = layout
-    assert wrong(compared(tmp_path, sides)) == {"VLLM_KV_CACHE_LAYOUT"}
-
-
-def test_ports_on_one_host_must_differ(tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    for side in sides.values():
-        side["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "10.0.0.1"
-    assert wrong(compared(tmp_path, sides)) == {"ports"}
-    sides["decode"]["options"]["--port"] = "8001"
-    sides["decode"]["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] = "5601"
-    assert wrong(compared(tmp_path, sides)) == set()
-    sides["prefill"]["options"]["--data-parallel-size"] = "2"
-    assert wrong(compared(tmp_path, sides)) == {"ports"}
-
-
-@pytest.mark.parametrize(
-    ("port", "fails"),
-    [("0", True), ("65535", False), ("65536", True), ("100000", True), ("8e3", True), ("\u0663", True)],
-)
-def test_a_port_is_a_number_up_to_65535(port: str, fails: bool, tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    sides["decode"]["options"]["--port"] = port
-    assert wrong(compared(tmp_path, sides)) == ({"ports"} if fails else set())
 
 
 @pytest.mark.parametrize(
@@ -618,33 +545,6 @@ def test_each_rank_of_a_side_channel_has_a_port(
     sides["decode"]["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port
     reasons = {result.rule.field: result.why for result in compared(tmp_path, sides).results}
     assert (f"prefill's VLLM_NIXL_SIDE_CHANNEL_PORT (5600 to {port})" in reasons["ports"]) is fails
-
-
-@pytest.mark.parametrize(
-    ("stores", "etcds", "reason"),
-    [
-        (("localhost:1", "10.0.0.1:1"), ("", ""), "neither may be a loopback address"),
-        (("10.0.0.1:1", "127.0.0.1:1"), ("", ""), "neither may be a loopback address"),
-        (("10.0.0.1:1", "10.0.0.1:2"), ("", ""), "they must be equal"),
-        (("10.0.0.1:1", ""), ("", ""), "only one side can publish its metadata there"),
-        (("", "10.0.0.1:1"), ("e:1", ""), "one side publishes its metadata there, and the other in etcd"),
-        (("10.0.0.1:1", ""), ("", "e:1"), "one side publishes its metadata there, and the other in etcd"),
-        (("10.0.0.1:1", "10.0.0.1:1"), ("e:1", ""), "prefill also sets NIXL_ETCD_ENDPOINTS"),
-        (("10.0.0.1:1", "10.0.0.1:1"), ("", "e:1"), "decode also sets NIXL_ETCD_ENDPOINTS"),
-        (("10.0.0.1:1", "10.0.0.1:1"), ("", ""), ""),
-        (("", ""), ("e:1", ""), ""),
-    ],
-)
-def test_both_sides_have_one_store_of_metadata(
-    stores: tuple[str, str], etcds: tuple[str, str], reason: str, tmp_path: Path
-) -> None:
-    sides = sides_of("vLLM")
-    for side, store, etcd in zip(sides.values(), stores, etcds, strict=True):
-        side["env"] |= {"NIXL_ETCD_ENDPOINTS": etcd, "NIXL_TCPSTORE_ENDPOINT": store}
-    results = {result.rule.field: result for result in compared(tmp_path, sides).results}
-    result = results["NIXL_TCPSTORE_ENDPOINT"]
-    assert reason in result.why
-    assert (result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)) is bool(reason)
 
 
 def test_loopback_is_right_on_one_host(tmp_path: Path) -> None:
@@ -1078,39 +978,6 @@ def test_a_slow_setting_is_read_in_any_case(backend: str, setting: str, role: st
     assert wrong(comparison) | doubtful(comparison) == {"slow settings"}
 
 
-@pytest.mark.parametrize(
-    ("memories", "warned"),
-    [(("cuda", "xpu"), True), (("xpu", None), False), ((None, "xpu"), False), (("xpu", "xpu"), False)],
-)
-def test_only_two_kinds_of_memory_that_are_set_are_warned(
-    memories: tuple[str | None, str | None], warned: bool, tmp_path: Path
-) -> None:
-    sides = sides_of("vLLM")
-    for side, memory in zip(sides.values(), memories, strict=True):
-        side["transfer"].pop("kv_buffer_device")
-        side["transfer"] |= {"kv_buffer_device": memory} if memory else {}
-    assert ("kv_buffer_device" in doubtful(compared(tmp_path, sides))) is warned
-
-
-@pytest.mark.parametrize(("memory", "verdict"), [("cuda", Verdict.WARN), ("cpu", Verdict.PASS), (None, Verdict.WARN)])
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_an_engine_whose_ucx_cannot_tell_gpu_memory_is_warned(
-    role: str, memory: str | None, verdict: Verdict, tmp_path: Path
-) -> None:
-    sides = sides_of("vLLM")
-    for side in sides.values():
-        del side["transfer"]["kv_buffer_device"]
-        if memory is not None:
-            side["transfer"]["kv_buffer_device"] = memory
-    sides[role]["env"]["UCX_TLS"] = "tcp,rc"
-    comparison = compare_connectors(*map(read_engine, files(tmp_path, sides)))
-    [found] = [result for result in comparison.results if result.rule.field == "UCX_TLS"]
-    assert found.verdict is verdict
-    if verdict is Verdict.WARN:
-        assert found.why == "without cuda_copy and cuda_ipc UCX takes GPU memory for host memory"
-        assert "add cuda to it" in found.remedy
-
-
 def test_a_config_file_of_vllm_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("model: m\ntensor-parallel-size: 2\nkv-transfer-config:\n  kv_connector: NixlConnector\n")
@@ -1335,16 +1202,6 @@ def test_yaml_needs_a_package_and_json_does_not(
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "fails"), [("4", "1", False), ("4", "4", False), ("4", "2", True), ("1", "2", True)]
-)
-def test_pipeline_stages_of_sglang(tmp_path: Path, prefill: str, decode: str, fails: bool) -> None:
-    sides = sides_of("SGLang")
-    sides["prefill"]["options"]["--pp-size"] = prefill
-    sides["decode"]["options"]["--pipeline-parallel-size"] = decode
-    assert wrong(compared(tmp_path, sides)) == ({"--pp-size"} if fails else set())
-
-
-@pytest.mark.parametrize(
     ("model", "fails"),
     [
         ("meta-llama/Llama-4-Scout", True),
@@ -1379,83 +1236,6 @@ def test_a_mamba_hybrid_needs_its_layout_of_states(model: str, role: str, tmp_pa
     assert ("is a Mamba hybrid" in results["VLLM_SSM_CONV_STATE_LAYOUT"]) is (model in _HYBRIDS)
 
 
-@pytest.mark.parametrize(
-    ("engine", "part", "name", "prefill", "decode"),
-    [
-        ("vLLM", "transfer", "kv_connector", "NixlPullConnector", "NixlConnector"),
-        ("vLLM", "env", "VLLM_KV_CACHE_LAYOUT", "HND", "LBHNC"),
-        ("Dynamo", "options", "--endpoint", "dyn://qwen.prefill.generate", "dyn://qwen.decode.generate"),
-    ],
-)
-def test_two_spellings_of_one_value_are_equal(
-    engine: str, part: str, name: str, prefill: str, decode: str, tmp_path: Path
-) -> None:
-    sides = sides_of(engine)
-    for side, value in zip(sides.values(), (prefill, decode), strict=True):
-        side["env"].pop("DYN_NAMESPACE", None)
-        side[part][name] = value
-    assert wrong(compared(tmp_path, sides)) == set()
-
-
-def test_namespaces_of_endpoints_are_compared(tmp_path: Path) -> None:
-    sides = sides_of("Dynamo")
-    for side, namespace in zip(sides.values(), ("qwen", "other"), strict=True):
-        side["env"].pop("DYN_NAMESPACE")
-        side["options"]["--endpoint"] = f"dyn://{namespace}.worker.generate"
-    assert wrong(compared(tmp_path, sides)) == {"--namespace"}
-
-
-@pytest.mark.parametrize(
-    ("connectors", "fails"),
-    [
-        (("NixlPushConnector", "NixlPushConnector"), set()),
-        (("NixlConnector", "NixlConnector"), {"--pipeline-parallel-size"}),
-        (("NixlConnector", "NixlPushConnector"), {"--pipeline-parallel-size", "kv_connector"}),
-    ],
-)
-def test_only_a_prefill_that_pushes_has_several_stages(
-    connectors: tuple[str, str], fails: set[str], tmp_path: Path
-) -> None:
-    sides = sides_of("vLLM")
-    for side, connector in zip(sides.values(), connectors, strict=True):
-        side["transfer"]["kv_connector"] = connector
-    sides["prefill"]["options"]["--pipeline-parallel-size"] = "2"
-    assert wrong(compared(tmp_path, sides)) == fails
-
-
-def of_efa(engine: str, **variables: str) -> dict[str, Side]:
-    """Return both sides of an engine in pods with 32 EFA devices."""
-    sides = sides_of(engine)
-    for side in sides.values():
-        side["efa"] = 32
-        side["env"].update(variables)
-    return sides
-
-
-def test_a_pod_with_efa_whose_engine_uses_ucx_is_named(tmp_path: Path) -> None:
-    # ray#62339 and awsome-inference#72: 0.3 GB/s, or a stall, with NIXL_BACKEND=LIBFABRIC in the pod.
-    comparison = compared(tmp_path, of_efa("vLLM", NIXL_BACKEND="LIBFABRIC"))
-    assert wrong(comparison) == {"EFA devices", "NIXL_BACKEND"}
-    [efa, general] = [result for result in comparison.results if result.rule.field in wrong(comparison)]
-    assert "vLLM uses UCX, which NIXL's wheels bring without a provider for EFA: it takes TCP" in efa.sentence
-    assert "vLLM does not read NIXL_BACKEND, and uses UCX" in general.sentence
-    assert efa.remedy == 'set kv_connector_extra_config {"backends": ["LIBFABRIC"]}'
-    assert wrong(compared(tmp_path, of_efa("SGLang"))) == {"EFA devices"}
-    for role in ("prefill", "decode"):
-        sides = of_efa("SGLang")
-        sides[role]["env"]["SGLANG_DISAGGREGATION_NIXL_BACKEND"] = "LIBFABRIC"
-        assert "EFA devices" in wrong(compared(tmp_path, sides)), "the other side uses UCX"
-
-
-def test_a_pod_with_efa_whose_engine_uses_libfabric_is_right(tmp_path: Path) -> None:
-    sides = of_efa("vLLM", NIXL_BACKEND="LIBFABRIC")
-    for side in sides.values():
-        side["transfer"]["kv_connector_extra_config"] = {"backends": ["LIBFABRIC"]}
-    assert wrong(compared(tmp_path, sides)) == set()
-    variables = {"SGLANG_DISAGGREGATION_NIXL_BACKEND": "LIBFABRIC", "NIXL_BACKEND": "libfabric"}
-    assert wrong(compared(tmp_path, of_efa("SGLang", **variables))) == set()
-
-
 def test_the_efa_devices_of_a_dynamo_graph_are_read(tmp_path: Path) -> None:
     container = {"image": "vllm-runtime:1.1.0", "command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "m"]}
     service = {"extraPodSpec": {"mainContainer": container}, "resources": {"limits": {"custom": {
@@ -1463,37 +1243,6 @@ def test_the_efa_devices_of_a_dynamo_graph_are_read(tmp_path: Path) -> None:
     path = tmp_path / "graph.yaml"
     path.write_text(yaml.safe_dump({"kind": "DynamoGraphDeployment", "spec": {"services": {"Decode": service}}}))
     assert read_engine(str(path)).efa == 4
-
-
-def in_pd_connector(side: Side, cross_layers: bool) -> None:
-    """Wrap a side's NixlConnector in Dynamo's PdConnector, as KVBM does."""
-    inner = {**side["transfer"], "kv_connector_extra_config": {"enable_cross_layers_blocks": cross_layers}}
-    side["transfer"] = {
-        "kv_connector": "PdConnector",
-        "kv_role": inner["kv_role"],
-        "kv_connector_module_path": "kvbm.vllm_integration.connector",
-        "kv_connector_extra_config": {
-            "connectors": [{"kv_connector": "DynamoConnector", "kv_role": "kv_both"}, inner]
-        },
-    }  # fmt: skip
-
-
-def test_pd_connector_contains_the_connector_that_counts(tmp_path: Path) -> None:
-    sides = sides_of("Dynamo")
-    in_pd_connector(sides["prefill"], cross_layers=False)
-    assert wrong(compared(tmp_path, sides)) == set()
-
-
-@pytest.mark.parametrize(("wraps", "plain"), [("prefill", "decode"), ("decode", "prefill")])
-def test_pd_connector_ignores_blocks_across_layers(wraps: str, plain: str, tmp_path: Path) -> None:
-    # dynamo#10027: both files say true, and vLLM reports a hash mismatch.
-    sides = sides_of("Dynamo")
-    in_pd_connector(sides[wraps], cross_layers=True)
-    sides[plain]["transfer"]["kv_connector_extra_config"] = {"enable_cross_layers_blocks": True}
-    comparison = compared(tmp_path, sides)
-    assert wrong(comparison) == {"enable_cross_layers_blocks"}
-    [named] = [result for result in comparison.results if result.verdict is Verdict.FAIL]
-    assert "PdConnector ignores it" in named.why
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -1575,24 +1324,6 @@ def test_two_engines_of_one_script_share_its_host(tmp_path: Path) -> None:
     assert wrong(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
 
 
-@pytest.mark.parametrize(
-    ("gpus", "options", "fails"),
-    [
-        (4, {}, False),
-        (3, {}, True),
-        (4, {"-pp": "2"}, True),
-        (4, {"-dp": "2"}, True),
-        (4, {"-dp": "2", "-dpl": "1"}, False),
-    ],
-)
-def test_gpus_of_the_pod_are_enough(gpus: int, options: dict[str, str], fails: bool, tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    sides["prefill"]["gpus"] = gpus
-    sides["prefill"]["options"] |= options
-    sides["prefill"]["transfer"]["kv_connector"] = sides["decode"]["transfer"]["kv_connector"] = "NixlPushConnector"
-    assert wrong(compared(tmp_path, sides)) == ({"GPUs"} if fails else set())
-
-
 _SEVERAL_HOSTS = (
     "--nnodes -n --node-rank -r --headless --data-parallel-address -dpa --data-parallel-size-local -dpl "
     "--data-parallel-rank -dpn --data-parallel-start-rank -dpr --data-parallel-hybrid-lb --data-parallel-external-lb "
@@ -1649,45 +1380,6 @@ def test_a_launcher_that_is_not_known_is_inconclusive(
     assert cli.main(["connector", prefill, decode]) == 0
     assert cli.main(["connector", prefill, decode, "--gate"]) == 1
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "field"),
-    [
-        ({"bidirectional_kv_xfer": True}, {}, "bidirectional_kv_xfer"),
-        ({}, {"decoder_kv_blocks_ttl": 600}, "decoder_kv_blocks_ttl"),
-        ({"bidirectional_kv_xfer": True, "engine_ttl": 60}, {"bidirectional_kv_xfer": True}, "decoder_kv_blocks_ttl"),
-        ({"bidirectional_kv_xfer": True}, {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 600}, ""),
-    ],
-)
-def test_blocks_of_an_earlier_turn_need_both_sides(
-    prefill: dict[str, Any], decode: dict[str, Any], field: str, tmp_path: Path
-) -> None:
-    sides = sides_of("vLLM")
-    for side, extra in zip(sides.values(), (prefill, decode), strict=True):
-        side["image"] = "vllm/vllm-openai:v0.33.0"
-        side["transfer"]["kv_connector_extra_config"] = {"backends": ["UCX"], **extra}
-    comparison = compared(tmp_path, sides)
-    assert doubtful(comparison) == {field} - {""}
-
-
-@pytest.mark.parametrize(
-    ("role", "variable", "value", "fails", "warns"),
-    [
-        ("prefill", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "600", False, True),
-        ("decode", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "600", False, True),
-        ("decode", "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "-5", True, False),
-        ("decode", "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "2.5", False, False),
-        ("prefill", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "600", False, False),
-    ],
-)
-def test_sglangs_time_limits_stand_on_the_side_that_reads_them(
-    role: str, variable: str, value: str, fails: bool, warns: bool, tmp_path: Path
-) -> None:
-    sides = sides_of("SGLang")
-    change("env", variable, value, role)(sides)
-    comparison = compared(tmp_path, sides)
-    assert (variable in wrong(comparison), variable in doubtful(comparison)) == (fails, warns)
 
 
 def test_a_file_of_lmcache_is_said_not_to_be_read(tmp_path: Path) -> None:
