@@ -429,63 +429,6 @@ def test_different_engines_are_named(tmp_path: Path) -> None:
     assert wrong(compared(tmp_path, sides)) >= {"engine"}
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "field"),
-    [
-        ("http://etcd:2379", "http://other:2379", "FAIL"),
-        ("http://etcd:2379", "etcd:2379", "WARN"),
-        ("http://etcd:2379", "http://ETCD:2379", "WARN"),
-        ("http://a:2379,http://b:2379", "http://b:2379,http://a:2379", "WARN"),
-        ("http://etcd:2379", "http://etcd.default.svc:2379", "INCONCLUSIVE"),
-        ("http://etcd:2379", "http://etcd.default.svc:2380", "FAIL"),
-        ("http://127.0.0.1:2379", "http://127.0.0.1:2379", "FAIL"),
-        ("http://etcd:2379/", "http://etcd:2379/", "FAIL"),
-        ("http://etcd:2379", "", "FAIL"),
-        ("", "http://etcd:2379", "FAIL"),
-        ("", "", "FAIL"),
-        ("http://etcd:2379", "http://etcd.:2379", "WARN"),
-        ("http://etcdx:2379", "http://etcd:2379", "FAIL"),
-        ("http://a:2379,http://b:2379", "http://a:2379", "FAIL"),
-        ("http://a.b:1,http://c:2", "http://c:2,http://a:1", "INCONCLUSIVE"),
-        ("http://a.b:1,http://c:2", "http://d:2,http://a:1", "FAIL"),
-        ("$(ETCD)", "http://etcd:2379", "INCONCLUSIVE"),
-        ("http://etcd:2379", "$(ETCD)", "INCONCLUSIVE"),
-        ("$(ETCD)", "$(ETCD)", "PASS"),
-    ],
-)
-def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    for role, text in (("prefill", prefill), ("decode", decode)):
-        sides[role]["env"]["NIXL_ETCD_ENDPOINTS"] = text
-    results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
-    assert results["NIXL_ETCD_ENDPOINTS"] == field
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "verdict"),
-    [
-        ("rc_mlx5", "rc_verbs", Verdict.PASS),
-        ("rc", "ud", Verdict.FAIL),
-        ("ib", "srd", Verdict.PASS),
-        ("efa", "ud", Verdict.WARN),
-        ("efa", "rc", Verdict.FAIL),
-        ("ud", "all", Verdict.WARN),
-        ("dc,tcp", "tcp", Verdict.WARN),
-        ("rc,tcp:aux", "tcp", Verdict.FAIL),
-        ("all", "all", Verdict.PASS),
-        ("rcx", "rc", Verdict.FAIL),
-        ("sm", "rc", Verdict.FAIL),
-    ],
-)
-def test_both_sides_allow_a_transport_in_common(prefill: str, decode: str, verdict: Verdict, tmp_path: Path) -> None:
-    for texts in ((prefill, decode), (decode, prefill)):
-        sides = sides_of("vLLM")
-        for side, text in zip(sides.values(), texts, strict=True):
-            side["env"]["UCX_TLS"] = f"{text},cuda"
-        results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
-        assert results["UCX_TLS"] is verdict
-
-
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("size", ["many", "0", "-1", "1.5", "\u0663", "1" * 12])
 @pytest.mark.parametrize(
@@ -889,36 +832,21 @@ def test_a_kv_transfer_config_is_read_alone(tmp_path: Path) -> None:
     assert wrong(compare_connectors(*map(read_engine, paths))) == {"kv_role"}
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "unset_on"),
-    [
-        ("tcp,cuda_copy", "tcp,cuda_copy", "both sides"),
-        ("tcp,cuda_copy", None, "prefill"),
-        (None, "^ib", "decode"),
-        ("^rc,ud,dc", "^ib", "both sides"),
-        ("tcp,rc,cuda", "all", ""),
-        ("^rc", "rc_mlx5,dc_x,cuda", ""),
-        ("srd,cuda", "^rc", ""),
-        ("^tcp", None, ""),
-        (None, None, ""),
-    ],
-)
-def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
-    prefill: str | None, decode: str | None, unset_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sides = sides_of("vLLM")
-    for role, value in (("prefill", prefill), ("decode", decode)):
-        sides[role]["env"].pop("UCX_TLS")
-        if value is not None:
-            sides[role]["env"]["UCX_TLS"] = value
+def test_what_makes_a_transfer_slow_stands_in_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = planted("vLLM", "both env UCX_TLS=tcp,cuda_copy")
     assert cli.main(["connector", *files(tmp_path, sides)]) == 0
-    printed = capsys.readouterr().out
-    assert ("PASS: all KV goes over TCP: slow; no field is wrong for sure" in printed) is bool(unset_on)
-    assert ("WARN infrastructure: UCX_TLS: prefill has" in printed) is bool(unset_on)
-    assert not unset_on or f"remedy: unset UCX_TLS on {unset_on}\n" in printed
-    sides["decode"]["options"]["--model"] = "other"
+    last = "PASS: all KV goes over TCP: slow; no field is wrong for sure, but 1 of 39 may be: see above ("
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(last)]
+    sides["decode"]["options"] |= {"--model": "other", "--block-size": "128"}
     assert cli.main(["connector", *files(tmp_path, sides)]) == 1
-    assert ("; all KV goes over TCP: slow; correct them from the top" in capsys.readouterr().out) is bool(unset_on)
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith(
+            "FAIL: 1 of 39 fields do not match, and 2 may; all KV goes over TCP: slow; correct them from the top: "
+            "infrastructure, NIXL, connector ("
+        )
+    )
 
 
 _DEVICES = "eth0 eno1 ens3f0 enp1s0 enx0 enP2p1s0 bond0 team0 br-ex net1 hsn0 ib0"
