@@ -310,8 +310,8 @@ def _of_service(
     container = pod.get("mainContainer") if isinstance(pod, dict) else None
     resources = None
     if isinstance(pod, dict) and isinstance(container, dict):
-        given = [*_items(service.get("envs")), *_items(container.get("env"))]
-        environment, unread = _variables({**container, "env": given}, data)
+        items = [*_items(service.get("envs")), *_items(container.get("env"))]
+        environment, unread = _variables({**container, "env": items}, data)
         namespace = service.get("dynamoNamespace")
         if isinstance(namespace, str):
             environment.setdefault("DYN_NAMESPACE", namespace)
@@ -323,9 +323,13 @@ def _of_service(
     else:
         container = service
         pairs = service.get("environment")
-        pairs = pairs.items() if isinstance(pairs, dict) else (str(item).partition("=")[::2] for item in _items(pairs))
+        if not isinstance(pairs, dict):
+            parts = [str(item).partition("=") for item in _items(pairs)]
+            pairs = {name: value if sign else None for name, sign, value in parts}
         variables, unread = _compose_env_files(path, service.get("env_file"))
-        environment = variables | {str(key): "" if value is None else _scalar(value) for key, value in pairs}
+        # A name without a value gets the one that it has where Compose runs.
+        given = {str(key): f"$({key})" if value is None else _scalar(value) for key, value in pairs.items()}
+        environment = variables | given
         words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
     image = str(container.get("image") or "")
     names = tuple(dict.fromkeys((name, f"{owner}/{name}" if owner and container is not service else name)))

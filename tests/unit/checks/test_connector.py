@@ -10,6 +10,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import yaml
 from helpers.cli_run import ROOT
 
 from pytest_nixl import cli
-from pytest_nixl.checks.connector.command_line import is_resolved, script_launches
+from pytest_nixl.checks.connector.command_line import Launch, is_resolved, script_launches
 from pytest_nixl.checks.connector.comparison import ConnectorComparison, compare_connectors
-from pytest_nixl.checks.connector.containers import read_engine
+from pytest_nixl.checks.connector.containers import ConfiguredEngine, PodResources, read_engine
 from pytest_nixl.checks.connector.engine_fields import named_releases, release_of
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
 from pytest_nixl.checks.connector.shell_functions import called_body, take_functions
@@ -906,13 +907,6 @@ def test_a_slow_setting_is_read_in_any_case(backend: str, setting: str, role: st
     assert wrong(comparison) | doubtful(comparison) == {"slow settings"}
 
 
-def test_a_config_file_of_vllm_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("model: m\ntensor-parallel-size: 2\nkv-transfer-config:\n  kv_connector: NixlConnector\n")
-    values = compare_connectors(read_engine(str(path)), read_engine(str(path))).pair.prefill.values
-    assert (values["--tensor-parallel-size"].text, values["kv_connector"].text) == ("2", "NixlConnector")
-
-
 def test_a_graph_of_dynamo_is_read(tmp_path: Path) -> None:
     sides = sides_of("Dynamo")
     services = {}
@@ -925,45 +919,6 @@ def test_a_graph_of_dynamo_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps({"metadata": {"name": "g"}, "spec": {"services": services}}))
     comparison = compare_connectors(read_engine(f"{path}#prefill"), read_engine(f"{path}#g/decode"))
     assert wrong(comparison) == {"--namespace"}
-
-
-def test_a_compose_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "compose.yaml"
-    path.write_text(
-        "services:\n"
-        "  prefill:\n    image: vllm/vllm-openai:v1\n    command: --model m --block-size 16\n"
-        "    environment: [UCX_TLS=tcp]\n"
-        "  decode:\n    image: vllm/vllm-openai:v1\n    command: [--model, m, --block-size, '8']\n"
-        "    environment: {UCX_TLS: tcp, VLLM_NIXL_SIDE_CHANNEL_PORT: 5601}\n"
-    )
-    comparison = compare_connectors(read_engine(f"{path}#prefill"), read_engine(f"{path}#decode"))
-    assert {"--block-size", "kv_connector", "VLLM_NIXL_SIDE_CHANNEL_HOST"} == wrong(comparison)
-    assert comparison.pair.decode.values["VLLM_NIXL_SIDE_CHANNEL_PORT"].text == "5601"
-
-
-def test_variables_of_other_objects_are_read_if_the_file_has_them(tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    prefill, decode = files(tmp_path, sides)
-    document = pod(sides["decode"], "decode")
-    container = document["spec"]["template"]["spec"]["containers"][1]
-    container["envFrom"] = [{"configMapRef": {"name": "shared"}}, {"secretRef": {"name": "hf"}}]
-    container["env"] += [
-        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"},
-        {"name": "VLLM_KV_CACHE_LAYOUT", "valueFrom": {"configMapKeyRef": {"name": "shared", "key": "layout"}}},
-        {"name": "NIXL_ETCD_NAMESPACE", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "ns"}}},
-    ]
-    config = {
-        "kind": "ConfigMap",
-        "metadata": {"name": "shared"},
-        "data": {"layout": "NHD", "UCX_NET_DEVICES": "mlx5_0:1"},
-    }
-    Path(decode).write_text(yaml.safe_dump_all([config, document]))
-    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
-    assert wrong(comparison) == {"VLLM_KV_CACHE_LAYOUT"}
-    assert doubtful(comparison) == {"NIXL_ETCD_NAMESPACE"}
-    assert comparison.unread == ("decode has variables from Secret hf, which is not in the file",)
-    assert comparison.pair.decode.values["UCX_NET_DEVICES"].text == "mlx5_0:1"
 
 
 def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1032,6 +987,121 @@ def test_secrets_and_control_characters_are_not_printed(tmp_path: Path, capsys: 
         out = capsys.readouterr().out
         assert not {secret for secret in ("hf_abcdef", "pa55word", "n4tspass", "\x1b", "\u202e") if secret in out}
         assert "***" in out
+
+
+_CONTAINER = {"name": "c", "image": "i:1", "command": ["vllm", "serve", "m"], "args": ["--port", 1, "--enforce-eager"]}
+
+
+def deployment(container: dict[str, Any], **pod_parts: Any) -> dict[str, Any]:
+    """Return a Deployment of one container, with further parts of it and of its pod."""
+    template = {"spec": {"containers": [{**_CONTAINER, **container}], **pod_parts}}
+    return {"metadata": {"name": "o"}, "spec": {"template": template}}
+
+
+def reads(path: Path, document: Any, **parts: Any) -> None:
+    """Check that the one engine of a document has these parts, of it or of its launch, and otherwise the usual ones."""
+    path.write_text(json.dumps(document))
+    engine = read_engine(str(path))
+    usual = ConfiguredEngine(str(path), (), Launch("vLLM", False, {}))
+    of_launch = {
+        name: parts.pop(name) for name in set(parts) & {field.name for field in fields(Launch)} if name != "image"
+    }
+    assert engine == replace(usual, launch=replace(usual.launch, **of_launch), **parts)
+
+
+_LAUNCH = {"options": {"--port": ["1"], "--enforce-eager": [""]}, "model": "m",
+           "script": "vllm serve m --port 1 --enforce-eager"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "resources"),
+    [
+        (deployment({}), PodResources({})),
+        (deployment({"resources": {"limits": {"nvidia.com/gpu": "2", "a/b": 1, "cpu": "500m", "x": 12345},
+                                   "requests": {"nvidia.com/gpu": 4}}}), PodResources({"nvidia.com/gpu": 4, "a/b": 1})),
+        (deployment({"resources": {"limits": {"nvidia.com/gpu": 4}, "requests": {"nvidia.com/gpu": 2}}}),
+         PodResources({"nvidia.com/gpu": 4})),
+        (deployment({"securityContext": {"privileged": True}}), PodResources({}, sees_devices=True)),
+        (deployment({"securityContext": {"privileged": "no"}}), PodResources({})),
+        (deployment({}, volumes=[{"name": "x"}, {"hostPath": {"path": "/dev/infiniband"}}]),
+         PodResources({}, sees_devices=True)),
+        (deployment({}, volumes=[{"hostPath": {"path": "/dev/shm"}}]), PodResources({})),
+        (deployment({}, resourceClaims=[{"name": "a"}]), PodResources({}, sees_devices=True)),
+        (deployment({"resources": {"claims": [{"name": "a"}]}}), PodResources({}, sees_devices=True)),
+        *(({"metadata": {"name": "o"}, "replicas": 2, key: {"spec": {"containers": [_CONTAINER]}}}, PodResources({}, 2))
+          for key in ("template", "podTemplate")),
+        *(({"metadata": {"name": "o"}, "spec": {"replicas": 2, "leaderWorkerTemplate": {
+              "size": size, key: {"spec": {"containers": [_CONTAINER]}}}}}, PodResources({}, 2, several_nodes=size > 1))
+          for key in ("leaderTemplate", "workerTemplate") for size in (1, 2)),
+        ({"metadata": {"name": "o"}, "multinode": {"nodes": 2}, "template": {"spec": {"containers": [_CONTAINER]}}},
+         PodResources({}, several_nodes=True)),
+    ],
+)  # fmt: skip
+def test_a_pod_is_read_with_its_resources(document: Any, resources: PodResources, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document))
+    place = read_engine(str(path)).pod
+    assert place is not None
+    assert place[0] == str(path)
+    reads(path, document, names=("c", "o", "o/c"), image="i:1", resources=resources, pod=place, **_LAUNCH)
+
+
+def test_an_object_of_each_kind_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    main = {"image": "vllm-runtime:1", "command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "m"],
+            "env": [{"name": "B", "value": "2"}], "resources": {"limits": {"gpu": "1"}}}  # fmt: skip
+    worker = {"replicas": 2, "dynamoNamespace": "ns", "multinode": {"nodes": 1},
+              "extraPodSpec": {"mainContainer": main},
+              "envs": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}],
+              "resources": {"limits": {"gpu": "2", "custom": {"vpc.amazonaws.com/efa": "4"}}}}  # fmt: skip
+    reads(path, {"metadata": {"name": "g"}, "services": {"W": worker}}, names=("W", "g/W"), image="vllm-runtime:1",
+          resources=PodResources({"nvidia.com/gpu": 2, "vpc.amazonaws.com/efa": 4}, 2, several_nodes=True), dynamo=True,
+          options={"--model": ["m"]}, environment={"A": "1", "B": "2", "DYN_NAMESPACE": "ns"},
+          script="python3 -m dynamo.vllm --model m")  # fmt: skip
+    reads(path, {"services": {"s": {"image": "x/vllm:1", "entrypoint": "vllm serve", "command": "m --port 1",
+                                    "environment": ["A=1=2", "B", "C="], "env_file": "none.env"}}}, names=("s",),
+          image="x/vllm:1", unread=("env_file none.env",), options={"--port": ["1"]}, model="m", has_environment=False,
+          environment={"A": "1=2", "B": "$(B)", "C": ""}, script="vllm serve m --port 1")  # fmt: skip
+    reads(path, {"services": {"s": {"image": "x/sglang:1", "command": ["--model-path", "m"],
+                                    "environment": {"A": None, "B": True, "C": 1}}}}, names=("s",),
+          image="x/sglang:1", engine="SGLang", options={"--model-path": ["m"]}, environment={"A": "$(A)", "B": "true", "C": "1"})  # fmt: skip
+    config = {"model_loading_config": {"model_id": "i", "model_source": "s"}, "runtime_env": {"env_vars": {"A": 1}},
+              "engine_kwargs": {"tensor_parallel_size": 2, "a": False, "b": None, "c": True, "d": {}}}  # fmt: skip
+    reads(path, {"p": config}, names=("p",), model="s", environment={"A": "1"}, launcher="Ray Serve",
+          options={"--tensor-parallel-size": ["2"], "--c": ["true"], "--d": ["{}"]})  # fmt: skip
+    config |= {"model_loading_config": {"model_id": "i"}, "runtime_env": {}}
+    reads(path, {"p": config}, names=("p",), model="i", launcher="Ray Serve", options={"--tensor-parallel-size": ["2"], "--c": ["true"], "--d": ["{}"]},
+          has_environment=False)  # fmt: skip
+    transfer = {"--kv-transfer-config": ['{"kv_connector": "X"}']}
+    for key in ("kv_transfer_config", "kv-transfer-config"):
+        reads(path, {key: {"kv_connector": "X"}}, options=transfer, has_options=False, has_environment=False)
+        reads(path, {key: {"kv_connector": "X"}, "model": "m"}, options={**transfer, "--model": ["m"]},
+              has_environment=False)  # fmt: skip
+    unknown = {"apiVersion": "a.b/v1", "kind": "Thing", "metadata": {"name": "t"}, "spec": {}}
+    reads(path, unknown, names=("t",), engine="", launcher="Thing", has_options=False, has_environment=False)
+    for version in ("apps/v1", "a.k8s.io/v1", "v1"):
+        with pytest.raises(ValueError, match="starts no engine that this command reads: expected vLLM or SGLang, also"):
+            reads(path, {**unknown, "apiVersion": version})
+
+
+def test_the_variables_of_a_container_come_from_all_its_sources(tmp_path: Path) -> None:
+    sources = {"E": {"configMapKeyRef": {"name": "m", "key": "k"}}, "F": {"configMapKeyRef": {"name": "n", "key": "k"}},
+               "G": {"secretKeyRef": {"name": "m", "key": "k"}}, "H": {"fieldRef": {"fieldPath": "status.podIP"}},
+               "I": {}}  # fmt: skip
+    container = deployment({
+        "envFrom": [{"configMapRef": {"name": "m"}}, {"secretRef": {"name": "s"}}, {"configMapRef": {"name": "z"}}],
+        "env": [{"name": "B", "value": "x$(A)$A"}, {"name": "C", "value": True}, {"name": "D"}, {"value": "no"},
+                *({"name": name, "valueFrom": source} for name, source in sources.items())],
+    })  # fmt: skip
+    config = {"kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"A": "1", "k": 2}}
+    path = script(tmp_path, "a.json", json.dumps({"items": [config, container]}))
+    engine = read_engine(path)
+    assert engine.unread == ("Secret s", "ConfigMap z")
+    assert engine.launch.has_environment is False
+    assert engine.launch.environment == {
+        "A": "1", "k": "2", "B": "x1$A", "C": "true", "D": "", "E": "2", "F": "$(configMap n, k)",
+        "G": "$(secret m, k)", "H": "$(status.podIP)", "I": "$(valueFrom)",
+    }  # fmt: skip
 
 
 # Bad inputs
@@ -1164,15 +1234,6 @@ def test_a_mamba_hybrid_needs_its_layout_of_states(model: str, role: str, tmp_pa
     assert ("is a Mamba hybrid" in results["VLLM_SSM_CONV_STATE_LAYOUT"]) is (model in _HYBRIDS)
 
 
-def test_the_efa_devices_of_a_dynamo_graph_are_read(tmp_path: Path) -> None:
-    container = {"image": "vllm-runtime:1.1.0", "command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "m"]}
-    service = {"extraPodSpec": {"mainContainer": container}, "resources": {"limits": {"custom": {
-        "vpc.amazonaws.com/efa": "4"}}}}  # fmt: skip
-    path = tmp_path / "graph.yaml"
-    path.write_text(yaml.safe_dump({"kind": "DynamoGraphDeployment", "spec": {"services": {"Decode": service}}}))
-    assert read_engine(str(path)).efa == 4
-
-
 def script(folder: Path, name: str, text: str) -> str:
     """Write one side as a shell script."""
     path = folder / name
@@ -1264,19 +1325,6 @@ def test_a_pod_has_not_all_gpus_of_an_engine_on_several_hosts(option: str, tmp_p
     sides = sides_of("vLLM")
     sides["prefill"] |= {"gpus": 1, "options": {**sides["prefill"]["options"], option: "1"}}
     assert ("GPUs" in wrong(compared(tmp_path, sides))) is (option == "--seed")
-
-
-def test_a_group_of_pods_shares_the_gpus(tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    sides["prefill"]["gpus"] = 2
-    inner = pod(sides["prefill"])["spec"]["template"]
-    for size, expected in ((2, set()), (1, {"GPUs"})):
-        group = {"kind": "LeaderWorkerSet", "metadata": {"name": "p"},
-                 "spec": {"replicas": 1, "leaderWorkerTemplate": {"size": size, "workerTemplate": inner}}}  # fmt: skip
-        (tmp_path / "group.yaml").write_text(yaml.safe_dump(group))
-        (tmp_path / "decode.json").write_text(json.dumps(pod(sides["decode"])))
-        engines = read_engine(str(tmp_path / "group.yaml")), read_engine(str(tmp_path / "decode.json"))
-        assert wrong(compare_connectors(*engines)) == expected
 
 
 @pytest.mark.parametrize(
