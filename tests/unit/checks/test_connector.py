@@ -1062,16 +1062,16 @@ def test_an_object_of_each_kind_is_read_whole(tmp_path: Path) -> None:
                                     "environment": ["A=1=2", "B", "C="], "env_file": "none.env"}}}, names=("s",),
           image="x/vllm:1", unread=("env_file none.env",), options={"--port": ["1"]}, model="m", has_environment=False,
           environment={"A": "1=2", "B": "$(B)", "C": ""}, script="vllm serve m --port 1")  # fmt: skip
-    reads(path, {"services": {"s": {"image": "x/sglang:1", "command": ["--model-path", "m"],
-                                    "environment": {"A": None, "B": True, "C": 1}}}}, names=("s",),
-          image="x/sglang:1", engine="SGLang", options={"--model-path": ["m"]}, environment={"A": "$(A)", "B": "true", "C": "1"})  # fmt: skip
+    service = {"image": "x/sglang:1", "command": ["--model-path", "m"], "environment": {"A": None, "B": True, "C": 1}}
+    reads(path, {"services": {"s": service}}, names=("s",), image="x/sglang:1", engine="SGLang",
+          options={"--model-path": ["m"]}, environment={"A": "$(A)", "B": "true", "C": "1"})  # fmt: skip
     config = {"model_loading_config": {"model_id": "i", "model_source": "s"}, "runtime_env": {"env_vars": {"A": 1}},
               "engine_kwargs": {"tensor_parallel_size": 2, "a": False, "b": None, "c": True, "d": {}}}  # fmt: skip
-    reads(path, {"p": config}, names=("p",), model="s", environment={"A": "1"}, launcher="Ray Serve",
-          options={"--tensor-parallel-size": ["2"], "--c": ["true"], "--d": ["{}"]})  # fmt: skip
+    options = {"--tensor-parallel-size": ["2"], "--c": ["true"], "--d": ["{}"]}
+    ray = {"names": ("p",), "launcher": "Ray Serve", "options": options}
+    reads(path, {"p": config}, model="s", environment={"A": "1"}, **ray)
     config |= {"model_loading_config": {"model_id": "i"}, "runtime_env": {}}
-    reads(path, {"p": config}, names=("p",), model="i", launcher="Ray Serve", options={"--tensor-parallel-size": ["2"], "--c": ["true"], "--d": ["{}"]},
-          has_environment=False)  # fmt: skip
+    reads(path, {"p": config}, model="i", has_environment=False, **ray)
     transfer = {"--kv-transfer-config": ['{"kv_connector": "X"}']}
     for key in ("kv_transfer_config", "kv-transfer-config"):
         reads(path, {key: {"kv_connector": "X"}}, options=transfer, has_options=False, has_environment=False)
