@@ -176,6 +176,7 @@ ONE_BY_ONE = [(engine, field) for engine, planted in PLANTED.items() for field i
 
 
 _EFA = "vpc.amazonaws.com/efa"
+_HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 
 
 def pod(side: Side, name: str = "engine") -> dict[str, Any]:
@@ -356,6 +357,20 @@ def json_or_text(text: str) -> Any:
         return text
 
 
+def findings_of(comparison: ConnectorComparison) -> list[str]:
+    """Return the notes, the options of which no rule knows, and the sentence of each finding."""
+    return [
+        *(f"note: {note}" for note in comparison.unread),
+        *(f"no rule about {option}" for option in comparison.unjudged_options),
+        *(
+            f"{result.verdict} {result.sentence}"
+            + (f" -> {result.remedy}" if result.remedy != result.rule.remedy else "")
+            for result in comparison.results
+            if result.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE)
+        ),
+    ]
+
+
 def findings() -> list[tuple[str, list[str]]]:
     """Return each case of ``connector_findings.txt`` with its findings."""
     text = re.sub(r"(?m)^#.*\n", "", Path(__file__).with_name("connector_findings.txt").read_text())
@@ -366,13 +381,7 @@ def findings() -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize(("case", "expected"), findings())
 def test_two_sides_have_these_findings(case: str, expected: list[str], tmp_path: Path) -> None:
     engine, _, changes = case.partition(": ")
-    results = compared(tmp_path, planted(engine, changes)).results
-    assert [
-        f"{result.verdict} {result.rule.field}: {result.why}"
-        + (f" -> {result.remedy}" if result.remedy != result.rule.remedy else "")
-        for result in results
-        if result.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE)
-    ] == expected
+    assert findings_of(compared(tmp_path, planted(engine, changes))) == expected
 
 
 def test_every_rule_is_on_its_page_and_says_what_to_do() -> None:
@@ -427,7 +436,37 @@ def test_what_a_command_installs_and_names_is_a_release(tmp_path: Path) -> None:
 
 def test_different_engines_are_named(tmp_path: Path) -> None:
     sides = {"prefill": vllm_side("prefill"), "decode": sglang_side("decode")}
-    assert wrong(compared(tmp_path, sides)) >= {"engine"}
+    assert wrong(compared(tmp_path, sides)) == {"engine", "NIXL_ETCD_NAMESPACE"}
+    for first, second in (("vLLM", "Dynamo"), ("Dynamo", "vLLM")):
+        sides = {"prefill": SIDES[first]("prefill"), "decode": SIDES[second]("decode")}
+        for side in sides.values():
+            side["transfer"], side["env"] = {}, {"DYN_NAMESPACE": side["image"]}
+        assert wrong(compared(tmp_path, sides)) == {"engine", "kv_connector", _HOST}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "one_host"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 vllm serve m --port 1", "CUDA_VISIBLE_DEVICES=1 vllm serve m --port 2", True),
+        ("CUDA_VISIBLE_DEVICES=0 vllm serve m --port 1", "CUDA_VISIBLE_DEVICES=0 vllm serve m --port 2", False),
+        ("CUDA_VISIBLE_DEVICES=0 vllm serve m --port 1", "CUDA_VISIBLE_DEVICES=1 vllm serve m --port 1", False),
+        ("CUDA_VISIBLE_DEVICES=0 vllm serve m --port 1", "vllm serve m --port 2", False),
+        ("H=1 python -m sglang.launch_server --port 1", "H=1 python -m sglang.launch_server --base-gpu-id 4", True),
+        ("H=1 python -m sglang.launch_server --base-gpu-id 4 --port 1",
+         "H=1 python -m sglang.launch_server --base-gpu-id 4", False),
+        ("H=1 python -m sglang.launch_server --port 1 --host 0.0.0.0",
+         "H=1 python -m sglang.launch_server --base-gpu-id 4", True),
+        ("H=1 python -m sglang.launch_server --port 1 --host 10.0.0.1",
+         "H=1 python -m sglang.launch_server --base-gpu-id 4", False),
+        (f"{_HOST}=10.0.0.1 vllm serve m", f"{_HOST}=10.0.0.1 vllm serve m", True),
+        (f"{_HOST}=$X vllm serve m", f"{_HOST}=$X vllm serve m", False),
+        (f"{_HOST}=::1 vllm serve m", f"{_HOST}=::1 vllm serve m", False),
+        (f"{_HOST}=0.0.0.0 vllm serve m", f"{_HOST}=0.0.0.0 vllm serve m", False),
+    ],
+)  # fmt: skip
+def test_two_sides_share_a_host(prefill: str, decode: str, one_host: bool, tmp_path: Path) -> None:
+    engines = [read_engine(script(tmp_path, f"{name}.sh", text)) for name, text in (("p", prefill), ("d", decode))]
+    assert compare_connectors(*engines).pair.one_host is one_host
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -573,7 +612,8 @@ POD_IP=10.0.0.{last}
 VLLM_NIXL_SIDE_CHANNEL_HOST=${{POD_IP}} \\
 numactl -N 0 vllm serve Qwen/Qwen3-32B \\
   --block_size={block} -tp 4 \\
-  --kv-transfer-config.kv_connector NixlConnector --kv-transfer-config.kv_role kv_both \\
+  --kv-transfer-config.kv_role kv_producer --kv-transfer-config.kv_connector NixlConnector \\
+  --kv-transfer-config.kv_role kv_both \\
   --kv-transfer-config.kv_connector_extra_config.backends+ UCX > log 2>&1 &
 """
 
@@ -636,6 +676,7 @@ _SCRIPTS = [
     ("", f"printf -v {_ADDRESS} 10.0.0.1; {_START}"),
     ("", f"srun --export=ALL,{_ADDRESS}=10.0.0.1 {_START}"),
     ("", f"export {_ADDRESS}=$(hostname -I | awk '{{print $1}}')\n{_START}"),
+    ("", f"{_ADDRESS}=$( (cd /; hostname) | head -1 ) {_START}"),
     ("", f"{_ADDRESS}=$(python3 -c \"print('(', 1)\") {_START}"),
     ("", f"{_ADDRESS}=`ip addr | grep -oP '(?<=inet )[0-9.]+'` {_START}"),
     ("", f"{_ADDRESS}=`cd /; vllm serve other` {_START}"),
@@ -716,7 +757,7 @@ def test_a_variable_is_set_after_a_word_of_the_shell(word: str) -> None:
 
 @pytest.mark.parametrize("before", ["", "  local ", "declare -a ", "readonly "])
 def test_an_array_may_be_declared(before: str) -> None:
-    [launch] = script_launches(f'{before}A=(--port 1\n  # a comment\n --seed 2)\nvllm serve m "${{A[@]}}"', {})
+    [launch] = script_launches(f'{before}A=("--port" 1\n  # a comment\n \'--seed\' 2)\nvllm serve m "${{A[@]}}"', {})
     assert launch.options == {"--port": ["1"], "--seed": ["2"]}
 
 
@@ -729,8 +770,9 @@ def test_an_array_that_is_not_clear_or_too_large_is_unknown(array: str, uses: in
 
 
 def test_words_that_may_be_any_options_are_kept() -> None:
-    [launch] = script_launches('cat f | xargs vllm serve m $A "${B[@]}" --port $PORT "$@" $A', {})
-    assert launch.unknown == ("what xargs reads", "$A", "$B", "$@")
+    [launch] = script_launches('cat f | xargs vllm serve m $A "${B[@]}" --port $PORT "$@" $A ${C[*]:1} ${@:2}', {})
+    assert script_launches("vllm serve", {}) == [Launch("vLLM", False, {}, script="vllm serve")]
+    assert launch.unknown == ("what xargs reads", "$A", "$B", "$@", "$C", "${@:2}")
     assert launch.options == {"--port": ["$PORT"]}
 
 
@@ -1033,6 +1075,7 @@ _LAUNCH = {"options": {"--port": ["1"], "--enforce-eager": [""]}, "model": "m",
         *(({"metadata": {"name": "o"}, "spec": {"replicas": 2, "leaderWorkerTemplate": {
               "size": size, key: {"spec": {"containers": [_CONTAINER]}}}}}, PodResources({}, 2, several_nodes=size > 1))
           for key in ("leaderTemplate", "workerTemplate") for size in (1, 2)),
+        ({**deployment({}), "template": {"spec": {}}}, PodResources({})),
         ({"metadata": {"name": "o"}, "multinode": {"nodes": 2}, "template": {"spec": {"containers": [_CONTAINER]}}},
          PodResources({}, several_nodes=True)),
     ],
@@ -1077,8 +1120,8 @@ def test_an_object_of_each_kind_is_read_whole(tmp_path: Path) -> None:
         reads(path, {key: {"kv_connector": "X"}}, options=transfer, has_options=False, has_environment=False)
         reads(path, {key: {"kv_connector": "X"}, "model": "m"}, options={**transfer, "--model": ["m"]},
               has_environment=False)  # fmt: skip
-    unknown = {"apiVersion": "a.b/v1", "kind": "Thing", "metadata": {"name": "t"}, "spec": {}}
-    reads(path, unknown, names=("t",), engine="", launcher="Thing", has_options=False, has_environment=False)
+    unknown = {"apiVersion": "a.b/v1", "kind": "Thing\x1b", "metadata": {"name": "t"}, "spec": {}}
+    reads(path, unknown, names=("t",), engine="", launcher="Thing\\x1b", has_options=False, has_environment=False)
     for version in ("apps/v1", "a.k8s.io/v1", "v1"):
         with pytest.raises(ValueError, match="starts no engine that this command reads: expected vLLM or SGLang, also"):
             reads(path, {**unknown, "apiVersion": version})
@@ -1137,6 +1180,7 @@ _GIVEN = '{"containers": [{"name": "c", "command": ["vllm", "serve"], "args": ["
         ("none.yaml", "kind: Pod\nspec: {containers: [{name: a, image: nginx}]}\n", _NONE),
         ("empty.txt", "", _NONE),
         ("words.txt", "just some words\n", _NONE),
+        ("other.txt", "./start --debug\n", _NONE),
         ("broken.json", '{"kind": ', " is not JSON: Expecting value at line 1, column 10"),
         ("deep.json", "[" * 200_000, _LONG),
         ("digits.json", f"[{'9' * 10_000}]", _LONG),
@@ -1151,7 +1195,7 @@ _GIVEN = '{"containers": [{"name": "c", "command": ["vllm", "serve"], "args": ["
         ("script.sh", "vllm serve m\n" * 6_000, " has a script of 78000 characters: expected at most 65536"),
         ("long.json", f'{{"kv_connector": "{"x" * 5000}"}}', "kv_connector has a value of 5000 characters: expected at "
          "most 4096"),
-        ("a.txt", f"vllm serve m --dtype {'x' * 5000}", "--dtype has a value of 5000 characters: expected at most 4096"),
+        ("a.sh", f"vllm serve m --dtype {'x' * 5000}", "--dtype has a value of 5000 characters: expected at most 4096"),
         ("many.yaml", f"a: &a 1\nb: [{'*a,' * 101}]\n", " is YAML that cannot be read: it has more than 100 aliases"),
         ("bomb-of-merges.yaml", MERGE_BOMB, MERGED),
         ("merge.yaml", MERGE, _ADDED),
@@ -1278,7 +1322,7 @@ def test_options_in_a_file_beside_the_script_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["decode.sh", "start"])
-@pytest.mark.parametrize("start", ['[ -z "$HF_HOME" ] || cd "$HF_HOME"', "[[ -n $TRACE ]] && set -x", "{ set -e; }"])
+@pytest.mark.parametrize("start", ['[ -z "$HF_HOME" ] || cd "$HF_HOME"', "[[ -n $TRACE ]] && set -x", "echo a: b"])
 def test_a_script_that_begins_with_a_bracket_is_no_json(name: str, start: str, tmp_path: Path) -> None:
     path = script(tmp_path, name, f"{start}\nvllm serve m --block-size 64 {NIXL}\n")
     assert read_engine(path).launch.options["--block-size"] == ["64"]
@@ -1361,6 +1405,7 @@ def test_a_pod_has_not_all_gpus_of_an_engine_on_several_hosts(option: str, tmp_p
         ),
         ("tool serve --tp 1", "tool"),
         ("./run_server --debug", "run_server"),
+        ("mpirun ./run_server --debug", "run_server"),
         *((f"./start -{option}=m", "start") for option in ("model", "-served-model-name", "-checkpoint-dir")),
     ],
 )
