@@ -81,6 +81,13 @@ def test_a_meeting_and_a_command_as_a_user_can_type_it() -> None:
         "backend", "op_type"}  # fmt: skip
 
 
+def test_the_flags_of_the_real_help_are_known() -> None:
+    flags = known_flags((ROOT / "fixtures/nixlbench/help-1.4.0.txt").read_text())
+    row = command(replace(ROW, depth=2), "UCX", MEETING, iterations=None, warmup=10)
+    assert {argument.removeprefix("--").partition("=")[0] for argument in row} <= flags
+    assert {"asio_address", "device_list", "check_consistency"} <= flags
+
+
 ASIO = (ROOT / "fixtures/nixlbench/20_asio.rank_a.out").read_text()
 OVER_CARD = ASIO.replace("cma/memory  ", "tcp/eth0    ").replace("cma/memory", "tcp/eth0")
 PLAIN = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
