@@ -394,11 +394,6 @@ def test_every_rule_is_on_its_page_and_says_what_to_do() -> None:
     assert [rule.layer for rule in RULES] == sorted((rule.layer for rule in RULES), key=list(ConfigurationLayer).index)
 
 
-def test_swapped_files_are_named_by_their_roles(tmp_path: Path) -> None:
-    prefill, decode = files(tmp_path, sides_of("SGLang"))
-    assert wrong(compare_connectors(read_engine(decode), read_engine(prefill))) == {"--disaggregation-mode"}
-
-
 @pytest.mark.parametrize(
     ("image", "package"),
     [
@@ -539,40 +534,22 @@ def test_loopback_is_right_on_one_host(tmp_path: Path) -> None:
     assert cli.main(["connector", *paths, "--one-host"]) == 0
 
 
-def test_two_containers_of_one_pod_are_on_one_host(tmp_path: Path) -> None:
-    sides = sides_of("vLLM")
-    both = pod(sides["prefill"])
-    containers = both["spec"]["template"]["spec"]["containers"]
-    containers.append({**pod(sides["decode"])["spec"]["template"]["spec"]["containers"][1], "name": "decode"})
-    path = tmp_path / "pod.json"
-    path.write_text(json.dumps(both))
-    comparison = compare_connectors(read_engine(f"{path}#engine/engine"), read_engine(f"{path}#decode"))
-    assert wrong(comparison) == {"ports"}
-
-
-@pytest.mark.parametrize(
-    ("backend", "words"),
-    [
-        ("UCCX", "no release of NIXL has a backend UCCX"),
-        ("GDS", "reaches storage only"),
-        ("MOONCAKE", "MOONCAKE is not built in"),
-    ],
-)
-def test_a_backend_that_cannot_carry_the_cache(
-    backend: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_backend_that_is_not_built_in_is_named_if_the_plugins_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sides = sides_of("SGLang")
-    for side in sides.values():
-        side["env"]["SGLANG_DISAGGREGATION_NIXL_BACKEND"] = backend
+    paths = files(tmp_path, planted("SGLang", "both env SGLANG_DISAGGREGATION_NIXL_BACKEND=MOONCAKE"))
+    assert cli.main(["connector", *paths]) == 0
     plugins = tmp_path / "plugins"
     plugins.mkdir()
-    (plugins / "libplugin_UCX.so").touch()
-    given = ["--plugin-dir", str(plugins)] if backend == "MOONCAKE" else []
-    paths = files(tmp_path, sides)
-    assert cli.main(["connector", *paths, *given]) == 1
-    assert words in capsys.readouterr().out
-    if given:
-        assert cli.main(["connector", *paths]) == 0
+    assert cli.main(["connector", *paths, "--plugin-dir", str(plugins)]) == 1
+    assert "MOONCAKE is not built in: the folder of NIXL's plugins has none\n" in capsys.readouterr().out
+    for name in ("libplugin_UCX.so", "libplugin_OWN.so", "libplugin_no.a"):
+        (plugins / name).touch()
+    assert cli.main(["connector", *paths, "--plugin-dir", str(plugins)]) == 1
+    assert "MOONCAKE is not built in: the folder of NIXL's plugins has OWN, UCX\n" in capsys.readouterr().out
+    paths = files(tmp_path, planted("SGLang", "both env SGLANG_DISAGGREGATION_NIXL_BACKEND=OWN"))
+    assert cli.main(["connector", *paths]) == 1
+    assert cli.main(["connector", *paths, "--plugin-dir", str(plugins)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -866,15 +843,6 @@ def test_env_files_are_compared_by_what_they_contain(tmp_path: Path, capsys: pyt
     assert "(not in both files: " in capsys.readouterr().out
 
 
-def test_a_kv_transfer_config_is_read_alone(tmp_path: Path) -> None:
-    paths = []
-    for role in ("prefill", "decode"):
-        path = tmp_path / f"{role}.json"
-        path.write_text(json.dumps(vllm_side(role)["transfer"] | {"kv_role": role}))
-        paths.append(str(path))
-    assert wrong(compare_connectors(*map(read_engine, paths))) == {"kv_role"}
-
-
 def test_what_makes_a_transfer_slow_stands_in_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = planted("vLLM", "both env UCX_TLS=tcp,cuda_copy")
     assert cli.main(["connector", *files(tmp_path, sides)]) == 0
@@ -947,20 +915,6 @@ def test_a_slow_setting_is_read_in_any_case(backend: str, setting: str, role: st
     sides[role]["env"][name] = value
     comparison = compared(tmp_path, sides)
     assert wrong(comparison) | doubtful(comparison) == {"slow settings"}
-
-
-def test_a_graph_of_dynamo_is_read(tmp_path: Path) -> None:
-    sides = sides_of("Dynamo")
-    services = {}
-    for role, side in sides.items():
-        container = pod(side)["spec"]["template"]["spec"]["containers"][1]
-        services[role] = {"dynamoNamespace": role, "extraPodSpec": {"mainContainer": container}}
-        container["env"] = [item for item in container["env"] if item["name"] != "DYN_NAMESPACE"]
-    services["Frontend"] = {"extraPodSpec": {"mainContainer": {"image": "vllm-runtime:1"}}}
-    path = tmp_path / "graph.json"
-    path.write_text(json.dumps({"metadata": {"name": "g"}, "spec": {"services": services}}))
-    comparison = compare_connectors(read_engine(f"{path}#prefill"), read_engine(f"{path}#g/decode"))
-    assert wrong(comparison) == {"--namespace"}
 
 
 def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1355,29 +1309,6 @@ def test_options_in_a_file_that_is_not_here_are_said_not_to_be_read(tmp_path: Pa
         assert comparison.unread == (f"decode has options of {option.split()[1]}, which is not in the file",)
 
 
-def test_a_container_that_a_script_runs_is_read(tmp_path: Path) -> None:
-    run = (
-        "docker run --gpus all -e UCX_TLS=rc,cuda --env=VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.{} vllm/vllm-openai:v0.{}.0"
-    )
-    prefill = script(tmp_path, "prefill.sh", f"{run.format(1, 33)} --model m --block-size 64 {NIXL}\n")
-    decode = script(tmp_path, "decode.sh", f"{run.format(2, 32)} --model m --block-size 96 {NIXL}\n")
-    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
-    assert wrong(comparison) == {"image", "--block-size"}
-    assert comparison.pair.decode.values["VLLM_NIXL_SIDE_CHANNEL_HOST"].text == "10.0.0.2"
-
-
-def test_two_engines_of_one_script_share_its_host(tmp_path: Path) -> None:
-    lines = [f"HF_HOME=/m vllm serve m --port {port} {NIXL} &\n" for port in (8100, 8200)]
-    both = script(tmp_path, "both.sh", "".join(lines))
-    comparison = compare_connectors(read_engine(f"{both}#1"), read_engine(f"{both}#2"))
-    assert wrong(comparison) == {"ports"}
-    [named] = [result for result in comparison.results if result.verdict is Verdict.FAIL]
-    assert "prefill's VLLM_NIXL_SIDE_CHANNEL_PORT (5600) and decode's VLLM_NIXL_SIDE_CHANNEL_PORT (5600)" in named.why
-    apart = script(tmp_path, "apart.sh", "".join(f"ssh node env {line}" for line in lines))
-    comparison = compare_connectors(read_engine(f"{apart}#1"), read_engine(f"{apart}#2"))
-    assert wrong(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
-
-
 _SEVERAL_HOSTS = (
     "--nnodes -n --node-rank -r --headless --data-parallel-address -dpa --data-parallel-size-local -dpl "
     "--data-parallel-rank -dpn --data-parallel-start-rank -dpr --data-parallel-hybrid-lb --data-parallel-external-lb "
@@ -1483,8 +1414,7 @@ def test_each_engine_of_a_container_is_read(kind: str, start: str, tmp_path: Pat
     assert [(engine.launch.model, engine.launch.options) for engine in engines] == [
         ("a", {"--port": ["1"]}), ("b", {"--port": ["2"]}),
     ]  # fmt: skip
-    assert engines[0].pod is not None
-    assert engines[0].pod == engines[1].pod
+    assert compare_connectors(*engines).pair.one_host
     last = {"pod": "o/c/{}", "Compose": "c/{}", "Dynamo": "o/c/{}"}[kind]
     names = " or ".join(last.format(number) for number in (1, 2))
     with pytest.raises(ValueError, match=f"starts 2 engines: choose one with FILE#NAME, NAME is {names}$"):
