@@ -514,7 +514,7 @@ def test_colours_and_carriage_returns_are_left_out(tmp_path: Path) -> None:
 )
 def test_a_refused_command_line_is_told(tmp_path: Path, line: str) -> None:
     assert [fault.trouble for fault in read_output(f"{line}\n").faults] == [Trouble.REFUSED]
-    run = judged(tmp_path, f"{line}\n")
+    run = judged(tmp_path, f"{line}\n" * 2)
     assert texts(run) == [f"ERROR nixlbench says: {line}"]
     assert "nixlbench --help" in run.results[-1].remedy
 
@@ -541,6 +541,18 @@ def test_a_crash_names_its_row_and_its_cause(tmp_path: Path, cause: str) -> None
         "nixlbench: after its last row, UCX/WRITE/DRAM:DRAM/64MiB/batch1/depth1/0-1, so the figures are not affected: "
         + cause.strip()
     ) in run.notes
+
+
+def test_a_crash_after_rows_of_two_batches_names_the_last_row(tmp_path: Path) -> None:
+    text = re.sub(r"(?m)^(\d+ +)1( .*)$", r"\g<0>\n\g<1>2\2", changed("max_batch_size", "2"))
+    assert len(verdicts(judged(tmp_path, text))) == 30
+    last = "UCX/WRITE/DRAM:DRAM/64MiB/batch2/depth1/0-1"
+    note = f"nixlbench: after its last row, {last}, so the figures are not affected: {CRASH.strip()}"
+    assert note in judged(tmp_path, text + CRASH).notes
+    # Without a limit of its table the run may have had further rows.
+    assert f"ERROR nixlbench crashed after the row {last}: {CRASH.strip()}" in texts(
+        judged(tmp_path, re.sub(r"(?m)^(.*--max_batch_size.*: )2$", r"\1x", text) + CRASH)
+    )
 
 
 @pytest.mark.parametrize(
