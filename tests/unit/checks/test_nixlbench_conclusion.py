@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from helpers.cli_run import ROOT
 
+from pytest_nixl.checks.nixlbench import driver
 from pytest_nixl.checks.nixlbench.command import Meeting
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
 from pytest_nixl.etcd.errors import EtcdError
@@ -79,6 +80,7 @@ LONELY = f"{FIRST}Error in barrier wait x/ rank 0 completed 1/2 ranks\n"
 INITIATOR, TARGET = "the initiator (nixlbench of rank 0 on h, pid 10)", "the target (nixlbench of rank 1 on h, pid 11)"
 AFTER = "after all rows were printed: the figure is not affected"
 DMESG = "find out on that host what ended it: `dmesg` shows the OOM killer; its last lines below show a crash"
+UNHEARD = "; the last request from here to its etcd failed: no"
 LINES = "read the last lines of both processes below"
 PORT = (
     "open TCP from the target's host to the initiator's host, or let the processes meet in an etcd: "
@@ -87,16 +89,18 @@ PORT = (
 ENDED_FIRST, ENDED_SECOND = (f"; pytest-nixl then ended {process}" for process in (INITIATOR, TARGET))
 
 
-def run(first: tuple[str, int | None], second: tuple[str, int | None], etcd: Etcd | None = None) -> Ran:
+def run(
+    first: tuple[str, int | None], second: tuple[str, int | None], etcd: Etcd | None = None, timeout: float = 60.0
+) -> Ran:
     programs = Program(0, *first), Program(1, *second)
     programs[0].other = programs[1]
     tools, variables = cast("Any", programs), {"A": None, "B": "c"}
     if etcd is not None:
-        ran = run_in(tools, cast("Any", etcd), lambda meeting: [str(meeting)], variables, 1.0)
+        ran = run_in(tools, cast("Any", etcd), lambda meeting: [str(meeting)], variables, timeout)
         meetings = {str(etcd.meeting)}
     else:
         ran = run_at(tools, "10.0.0.1", lambda meeting: [f"{meeting.runtime} {meeting.flags['asio_address']}"],
-                     variables, 1.0)  # fmt: skip
+                     variables, timeout)  # fmt: skip
         meetings = {"ASIO 10.0.0.1"}
     assert [({*words}, given) for program in programs for words, given in program.started] == [
         (meetings, variables)
@@ -167,6 +171,36 @@ def test_the_last_lines_of_both_processes_are_shown() -> None:
     assert raised.value.detail == "\n".join(
         [f"the last lines of {INITIATOR}:", *(f"  | {line}" for line in lines), f"{TARGET} wrote nothing"]
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "etcd", "event"),
+    [
+        ("", "", False, f"{INITIATOR} to register"),
+        (FIRST, "", False, f"{TARGET} to register"),
+        (BOTH, SECOND, False, "the next row or the end of the run"),
+        ("", "", True, f"{INITIATOR} to register"),
+        (
+            FIRST,
+            "",
+            True,
+            f"{TARGET} to register: {INITIATOR} is alone; the last request from here to its etcd failed: no",
+        ),
+        (FIRST, SECOND, True, "the next row or the end of the run; the last request from here to its etcd failed: no"),
+    ],
+)
+def test_silent_processes_are_named_after_the_timeout(
+    first: str, second: str, etcd: bool, event: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "SLEEPS", 0.0)
+    group = Etcd("")
+    group.ranks, group.failure = set(), "no" if first else ""
+    with pytest.raises(NixlbenchError) as raised:
+        run((first, None), (second, None), group if etcd else None, timeout=0.2)
+    assert raised.value.reason == f"nixlbench: no output from either process for 0.2 s, while waiting for {event}"
+    assert raised.value.remedy == f"{LINES}; if the hosts are only busy, increase --nixl-timeout"
+    silent = TARGET if first and not second else INITIATOR
+    assert raised.value.detail.startswith((f"the last lines of {silent}:\n", f"{silent} wrote nothing"))
 
 
 def test_a_port_that_is_taken_is_tried_again_five_times() -> None:
