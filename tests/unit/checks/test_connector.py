@@ -1043,6 +1043,14 @@ def test_a_pod_is_read_with_its_resources(document: Any, resources: PodResources
     reads(path, document, names=("c", "o", "o/c"), image="i:1", resources=resources, pod=place, **_LAUNCH)
 
 
+def test_two_containers_share_a_host_only_in_one_pod(tmp_path: Path) -> None:
+    document = deployment({})
+    document["spec"]["template"]["spec"]["containers"].append({**_CONTAINER, "name": "d"})
+    path = script(tmp_path, "a.json", json.dumps([document, deployment({"name": "e"})]))
+    engines = {name: read_engine(f"{path}#{name}") for name in "cde"}
+    assert [compare_connectors(engines["c"], engines[name]).pair.one_host for name in "de"] == [True, False]
+
+
 def test_an_object_of_each_kind_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     main = {"image": "vllm-runtime:1", "command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "m"],
