@@ -8,9 +8,10 @@ import re
 import shlex
 from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 from pathlib import PurePosixPath
 
 from pytest_nixl.checks.connector.shell_functions import called_body, take_functions
@@ -51,8 +52,11 @@ _MOST_EXPANDED = 1 << 12
 MOST_SCRIPT = 1 << 16
 #: The engines whose options are read.
 ENGINES = ("vLLM", "SGLang")
-#: The most calls of functions that are followed in one script.
+#: The most calls of functions and turns of loops that are followed in one script.
 _MOST_CALLS = 32
+#: Commands that begin a loop, and programs that start several others, which a colon separates.
+_LOOPS = frozenset({"for", "while", "until", "select"})
+_SEVERAL_PROGRAMS = frozenset({"mpirun", "mpiexec"})
 #: The most engines that are looked for in one script.
 _MOST_LAUNCHES = 32
 #: Python modules that start an engine, with the engine and whether Dynamo runs it. A module below one of them, such as
@@ -94,6 +98,8 @@ class Launch:
     :param has_environment: whether the file contains the engine's variables.
     :param launcher: the program or kind of object that starts an engine which is not read, or Ray Serve; else empty.
     :param image: the image that a script runs; else empty.
+    :param env_files: the env files of the container that a script runs.
+    :param place: the number of the container or the remote shell in which a script starts the engine; else 0.
     :param unknown: words of the command that stand for options which the file does not contain, such as ``$ARGS``.
     """
 
@@ -107,6 +113,8 @@ class Launch:
     has_environment: bool = True
     launcher: str = ""
     image: str = ""
+    env_files: tuple[str, ...] = ()
+    place: int = 0
     unknown: tuple[str, ...] = ()
 
     @property
@@ -149,9 +157,14 @@ def launches(words: Sequence[str], environment: Mapping[str, str], image: str = 
     if words and PurePosixPath(words[0]).name in _SHELLS:
         for number, word in enumerate(words[1:-1], 1):
             if re.fullmatch(r"-[a-z]*c", word):
-                return script_launches(words[number + 1], environment)
-    found = _launch(words, environment, " ".join(words))
-    if found is None and _only_arguments(words):
+                script = number + 2 if words[number + 1] == "--" and len(words) > number + 2 else number + 1
+                return script_launches(words[script], environment)
+    if started := _launches(words, environment, " ".join(words)):
+        return started
+    if started := [launch for launch in _nested_launches(words, environment) if launch.engine]:
+        return started
+    found = None
+    if _only_arguments(words):
         engine = _IMAGES.get(_image_name(image))
         if engine is not None:
             options, model = _options(words)
@@ -176,12 +189,21 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
     found: list[Launch] = []
     unread = []
     conditions = calls = 0
+    places = count(1)
     rest, functions = _with_functions(text)
     commands = deque(split_commands(rest))
     while commands:
         command = commands.popleft()
-        conditions += {"if": 1, "case": 1, "fi": -1, "esac": -1}.get(command[0], 0)
         words = _without_keywords(command)
+        turns = _turns(words, seen)
+        if turns and calls + len(turns) <= _MOST_CALLS:
+            calls += len(turns)
+            body = _take_body(commands)
+            commands.extendleft(part for turn in reversed(turns) for part in (*reversed(body), turn))
+            continue
+        conditions += {"if": 1, "case": 1, "fi": -1, "esac": -1}.get(command[0], 0)
+        is_turn = command[0] == "for"
+        words = command[1:] if is_turn else words
         own: dict[str, str] = {}
         given = ChainMap(own, seen)
         number = 0
@@ -189,7 +211,7 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
             own[match[1]] = expand(match[2], given, shell=True)
             number += 1
         if number == len(words):
-            unsure = {name for name in own if conditions and seen.get(name, own[name]) != own[name]}
+            unsure = {name for name in own if conditions and not is_turn and seen.get(name, own[name]) != own[name]}
             seen.update({name: f"$({name})" if name in unsure else value for name, value in own.items()})
             continue
         expanded = [part for word in words[number:] for part in _expand_word(word, given)]
@@ -198,12 +220,15 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
             seen.update(own)
             commands.extendleft(reversed(_called(functions[expanded[0]], expanded[1:])))
             continue
-        launch = _container_launch(expanded, text) or _launch(expanded, given, text)
-        launch = launch or _by_option(expanded, given, text)
-        nested = [] if launch else _nested_launches(expanded, given)
-        if launch is None and not nested and _serves(expanded):
+        started = _launches(expanded, given, text)
+        if not started and (launch := _by_option(expanded, given, text)) is not None:
+            started = [launch]
+        if in_place := _container_launches(expanded, text) or ([] if started else _nested_launches(expanded, given)):
+            place = next(places)
+            started = [replace(launch, place=place) for launch in in_place]
+        if not started and _serves(expanded):
             unread.append(Launch("", False, {}, "", dict(given), text, launcher=_launcher(expanded)))
-        found += [launch] if launch is not None else nested
+        found += started
         if len(found) >= _MOST_LAUNCHES:
             break
     assigned = dict.fromkeys(match[1] or match[2] for match in _ASSIGNED.finditer(_without_comments(text)))
@@ -226,6 +251,30 @@ def _with_functions(text: str) -> tuple[str, Mapping[str, str]]:
     return rest, functions
 
 
+def _turns(words: Sequence[str], environment: Mapping[str, str]) -> list[list[str]]:
+    """Return the assignment of each turn of a ``for`` loop whose words are known; empty for any other command."""
+    if len(words) < 4 or words[0] != "for" or words[2] != "in":
+        return []
+    values: list[str] = []
+    for word in words[3:]:
+        values += expand(word, environment, shell=True).split() if _REFERENCE.search(word) else [word]
+    return [["for", f"{words[1]}={value}"] for value in values] if all(map(is_resolved, values)) else []
+
+
+def _take_body(commands: deque[list[str]]) -> list[list[str]]:
+    """Take the commands of a loop from those of a script, with its end."""
+    body: list[list[str]] = []
+    depth = 1
+    while commands:
+        command = commands.popleft()
+        depth += sum(word in _LOOPS for word in takewhile((_KEYWORDS | _LOOPS).__contains__, command))
+        depth -= command[0] == "done"
+        if depth == 0:
+            break
+        body.append(command)
+    return body
+
+
 def _called(body: str, arguments: Sequence[str]) -> list[list[str]]:
     """Return the commands of a function with the arguments of a call, or without if they do not fit its quotations."""
     try:
@@ -245,13 +294,12 @@ def _without_keywords(command: Sequence[str]) -> Sequence[str]:
 
 def _nested_launches(words: Sequence[str], environment: Mapping[str, str]) -> list[Launch]:
     """Return the engines of a script that is one word of a command, as with ``bash -c``, ``ssh`` and ``su -c``."""
+    found: list[Launch] = []
     for word in words[1:]:
         if any(program in word for program in (*_PROGRAMS, *_MODULES)) and re.search(r"\s", word):
-            try:
-                return script_launches(word, environment)
-            except ScriptError:
-                continue
-    return []
+            with suppress(ScriptError):
+                found += script_launches(word, environment)
+    return found
 
 
 def _expand_word(word: str, environment: Mapping[str, str]) -> list[str]:
@@ -335,9 +383,8 @@ def _scan(text: str, *, join: bool) -> str:
     kept = []
     place, in_quotation, open_end = 0, False, False
     comment = "" if join else r"|(?:^|(?<=[\s;]))#[^\n]*"
-    for match in re.finditer(r"\\.|['\"`]|\$\(" + comment, text, re.DOTALL | re.MULTILINE):
-        if match.start() < place:
-            continue
+    tokens = re.compile(r"\\.|['\"`]|\$\(" + comment, re.DOTALL | re.MULTILINE)
+    while (match := tokens.search(text, place)) is not None:
         kept.append(text[place : match.start()])
         place, end, part = match.start(), match.end(), match[0]
         if part == '"':
@@ -433,6 +480,18 @@ def typographic_mark(words: Sequence[str]) -> str:
     return next((end for end in ends if end and end in _TYPOGRAPHIC), "")
 
 
+def _launches(words: Sequence[str], environment: Mapping[str, str], script: str) -> list[Launch]:
+    """Return the engine that a command starts, or those that ``mpirun`` starts."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == ":" and PurePosixPath(words[0]).name in _SEVERAL_PROGRAMS:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    started = (_launch(part, environment, script) for part in parts)
+    return [launch for launch in started if launch is not None]
+
+
 def _launch(words: Sequence[str], environment: Mapping[str, str], script: str) -> Launch | None:
     """Return the engine that a command starts, also after a program such as ``numactl``; None if it starts none."""
     for number, word in enumerate(words[:-1]):
@@ -492,19 +551,26 @@ def _by_option(words: Sequence[str], environment: Mapping[str, str], script: str
     return Launch("vLLM", False, options, "", environment, script)
 
 
-def _container_launch(words: Sequence[str], script: str) -> Launch | None:
-    """Return the engine that ``docker run`` starts, with the variables of its container; None if it starts none."""
+def _container_launches(words: Sequence[str], script: str) -> list[Launch]:
+    """Return the engines that ``docker run`` starts, with the variables of its container."""
     if PurePosixPath(words[0]).name not in ("docker", "podman", "nerdctl") or "run" not in words[:3]:
-        return None
+        return []
     place = next((number for number, word in enumerate(words) if _image_name(word) in _IMAGES), None)
     if place is None:
-        return None
-    pairs = pairwise(words[:place])
-    assignments = [word for option, word in pairs if option in ("-e", "--env")]
-    assignments += [word.removeprefix("--env=") for word in words[:place] if word.startswith("--env=")]
+        return []
+    before = words[:place]
+    assignments = [*_values(before, "-e"), *_values(before, "--env")]
     environment = {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, assignments) if match is not None}
-    started = launches(words[place + 1 :], environment, words[place])
-    return replace(started[0], script=script, image=words[place]) if started else None
+    program = [value for value in _values(before, "--entrypoint") if value]
+    started = launches([*program[-1:], *words[place + 1 :]], environment, words[place])
+    env_files = tuple(_values(before, "--env-file"))
+    return [replace(launch, script=script, image=words[place], env_files=env_files) for launch in started]
+
+
+def _values(words: Sequence[str], option: str) -> list[str]:
+    """Return what follows an option, as the next word or after an equals sign."""
+    following = [value for word, value in pairwise(words) if word == option]
+    return [*following, *(word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}="))]
 
 
 def _image_name(image: str) -> str:

@@ -68,12 +68,13 @@ class ConnectorComparison:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Sentences about variables that the files do not contain."""
+        """Sentences about variables that the files do not contain, or that other readers of them read differently."""
         sentences = []
         for name, side in (("prefill", self.pair.prefill), ("decode", self.pair.decode)):
             for source in side.source.unread:
                 origin = source if source.startswith(OPTIONS_OF) else f"variables from {source}"
                 sentences.append(f"{name} has {origin}, which is not in the file")
+            sentences += [f"{name} has {remark}" for remark in side.source.remarks]
             lmcache = side.values.get("LMCACHE_CONFIG_FILE")
             if lmcache is not None and lmcache.is_set:
                 sentences.append(

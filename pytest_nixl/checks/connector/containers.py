@@ -21,6 +21,7 @@ from pytest_nixl.checks.connector.command_line import (
     script_launches,
     split_commands,
 )
+from pytest_nixl.checks.connector.env_files import EnvFile, read_for_compose, read_for_docker, read_for_shell
 from pytest_nixl.checks.connector.file_text import objects, parse_json, parse_yaml, read_text
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import escape
@@ -31,16 +32,15 @@ _LISTED = 8
 _OF_ENGINE = {"VLLM_": "vLLM", "SGLANG_": "SGLang"}
 #: The resource of Kubernetes that is an EFA device.
 _EFA = "vpc.amazonaws.com/efa"
+#: The ends of names of scripts, and of files that are no YAML, whatever they contain.
+_SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+_NO_YAML = (*_SCRIPTS, ".env")
 #: The options that name a file with further options, or give them as JSON: vLLM's and SGLang's, and Dynamo's.
-#: The ends of names of files that are no YAML, whatever they contain.
-_SCRIPTS = (".sh", ".bash", ".env", ".sbatch", ".slurm")
 _OPTION_FILES = ("--config", "--engine-config-json")
 #: The options whose values are JSON objects with fields of a transfer.
 _JSON_OPTIONS = ("--kv-transfer-config", "--speculative-config", "-sc", "--attention-config", "-ac")
 #: How :attr:`ConfiguredEngine.unread` begins for options that the file does not contain.
 OPTIONS_OF = "options of"
-#: A line of an env file.
-_ASSIGNED = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=")
 _KV_TRANSFER = ("kv_transfer_config", "kv-transfer-config")
 
 
@@ -74,6 +74,7 @@ class ConfiguredEngine:
     :param pod: an identity that two containers of one pod share; None if the file is not a pod spec.
     :param resources: the pod's facts; None if the file cannot say them.
     :param unread: where variables or options come from that the file does not contain, such as ``ConfigMap engine``.
+    :param remarks: what readers of the file do differently, as the end of a sentence that begins with the side.
     """
 
     file: str
@@ -83,6 +84,7 @@ class ConfiguredEngine:
     pod: tuple[str, int] | None = None
     unread: tuple[str, ...] = ()
     resources: PodResources | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def efa(self) -> int | None:
@@ -118,7 +120,7 @@ def read_engine(text: str) -> ConfiguredEngine:
         engines = matching
     if len(engines) > 1:
         raise ValueError(f"{shown} starts {len(engines)} engines: choose one with FILE#NAME, NAME is {_named(engines)}")
-    return read_options_file(engines[0])
+    return read_options_file(_read_env_files(engines[0]))
 
 
 def _named(engines: Iterable[ConfiguredEngine]) -> str:
@@ -128,7 +130,7 @@ def _named(engines: Iterable[ConfiguredEngine]) -> str:
 
 def _engines(path: str, text: str) -> Iterator[ConfiguredEngine]:
     """Yield the engines of a file, in the form that its name or else its text shows."""
-    if path.endswith(_SCRIPTS) or text.startswith("#!"):
+    if path.endswith(_NO_YAML) or text.startswith("#!"):
         yield from _of_text(path, text)
     elif path.endswith(".json"):
         yield from _of_documents(path, [parse_json(path, text)])
@@ -158,35 +160,43 @@ def _of_json_or_script(path: str, text: str) -> Iterator[ConfiguredEngine]:
 
 def _of_text(path: str, text: str) -> Iterator[ConfiguredEngine]:
     """Yield the engines of an env file or of a shell script."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    by_shell = path.endswith(_SCRIPTS) or text.startswith("#!")
     try:
         if started := script_launches(text, {}):
-            for number, launch in enumerate(started, 1):
-                names = (str(number),) if len(started) > 1 else ()
-                has_environment = bool(launch.environment)
-                host = (path, -1) if names and not re.search(r"\b(?:ssh|srun|kubectl|docker)\b", text) else None
-                launch = replace(launch, has_environment=has_environment)
-                yield ConfiguredEngine(path, names, launch, launch.image, host)
+            yield from _of_script(path, text, started)
             return
-        commands = split_commands(text)
+        env_file = read_for_shell(split_commands(text)) if by_shell else read_for_compose(text)
     except ScriptError as error:
-        if not all(map(_ASSIGNED.match, lines)):
+        if (env_file := read_for_compose(text)) is None:
             raise ValueError(f"{escape(path)} {error}") from None
-        commands = [[line] for line in lines]
-    environment: dict[str, str] = {}
-    for command in commands:
-        name, sign, value = " ".join(command).removeprefix("export ").partition("=")
-        if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name.strip()):
-            return
-        environment[name.strip()] = expand(value, environment, shell=True)
-    yield from _of_variables(path, environment)
+    if env_file is None:
+        return
+    names = ", ".join(map(escape, env_file.blanks))
+    remark = (
+        f"a blank before or after the = of {names}: a shell runs that as a command, and sets nothing"
+        if by_shell
+        else f"a blank before or after the = of {names}: it was left out, as Docker Compose and systemd do; docker run "
+        "--env-file refuses or keeps it, and a shell runs that as a command"
+    )
+    yield from _of_variables(path, env_file.variables, (remark,) if names else ())
 
 
-def _of_variables(path: str, environment: Mapping[str, str]) -> Iterator[ConfiguredEngine]:
+def _of_script(path: str, text: str, started: list[Launch]) -> Iterator[ConfiguredEngine]:
+    """Yield the engines that a script starts, with what tells whether they share a host."""
+    places = re.search(r"\b(?:ssh|srun|kubectl|docker)\b", text) is not None
+    for number, launch in enumerate(started, 1):
+        names = (str(number),) if len(started) > 1 else ()
+        host = None if not names or (places and not launch.place) else (path, launch.place if places else -1)
+        launch = replace(launch, has_environment=bool(launch.environment))
+        yield ConfiguredEngine(path, names, launch, launch.image, host)
+
+
+def _of_variables(path: str, environment: Mapping[str, str], remarks: tuple[str, ...]) -> Iterator[ConfiguredEngine]:
     for prefix, engine in _OF_ENGINE.items():
         if any(name.startswith(prefix) for name in environment):
             dynamo = any(name.startswith("DYN_") for name in environment)
-            yield ConfiguredEngine(path, (), Launch(engine, dynamo, {}, "", environment, has_options=False))
+            launch = Launch(engine, dynamo, {}, "", environment, has_options=False)
+            yield ConfiguredEngine(path, (), launch, remarks=remarks)
             return
 
 
@@ -279,9 +289,17 @@ def _of_container(
     environment, unread = _variables(container, data)
     names = tuple(dict.fromkeys(filter(None, (name, owner, "/".join(filter(None, (owner, name)))))))
     words = [*_words(container.get("command")), *_words(container.get("args"))]
-    for launch in _launches(f"{path}#{names[-1]}" if names else path, words, environment, image):
+    started = _launches(f"{path}#{names[-1]}" if names else path, words, environment, image)
+    for launch, numbered in zip(started, _numbered(names, len(started)), strict=True):
         launch = replace(launch, has_environment=not unread)
-        yield ConfiguredEngine(path, names, launch, image, identity, unread, pod)
+        yield ConfiguredEngine(path, numbered, launch, image, identity, unread, pod)
+
+
+def _numbered(names: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
+    """Return the names of each engine of a container: with a number if it starts several."""
+    if count < 2:
+        return [names] * count
+    return [tuple(f"{name}/{number}" for name in names) or (str(number),) for number in range(1, count + 1)]
 
 
 def _of_service(
@@ -292,8 +310,8 @@ def _of_service(
     container = pod.get("mainContainer") if isinstance(pod, dict) else None
     resources = None
     if isinstance(pod, dict) and isinstance(container, dict):
-        given = [*_items(service.get("envs")), *_items(container.get("env"))]
-        environment, unread = _variables({**container, "env": given}, data)
+        items = [*_items(service.get("envs")), *_items(container.get("env"))]
+        environment, unread = _variables({**container, "env": items}, data)
         namespace = service.get("dynamoNamespace")
         if isinstance(namespace, str):
             environment.setdefault("DYN_NAMESPACE", namespace)
@@ -305,15 +323,65 @@ def _of_service(
     else:
         container = service
         pairs = service.get("environment")
-        pairs = pairs.items() if isinstance(pairs, dict) else (str(item).partition("=")[::2] for item in _items(pairs))
-        environment = {str(key): "" if value is None else _scalar(value) for key, value in pairs}
-        unread = tuple(f"env_file {file}" for file in _words(service.get("env_file")))
+        if not isinstance(pairs, dict):
+            parts = [str(item).partition("=") for item in _items(pairs)]
+            pairs = {name: value if sign else None for name, sign, value in parts}
+        variables, unread = _compose_env_files(path, service.get("env_file"))
+        # A name without a value gets the one that it has where Compose runs.
+        given = {str(key): f"$({key})" if value is None else _scalar(value) for key, value in pairs.items()}
+        environment = variables | given
         words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
     image = str(container.get("image") or "")
-    for launch in _launches(f"{path}#{name}", words, environment, image):
-        names = tuple(dict.fromkeys((name, f"{owner}/{name}" if owner and container is not service else name)))
+    names = tuple(dict.fromkeys((name, f"{owner}/{name}" if owner and container is not service else name)))
+    started = _launches(f"{path}#{name}", words, environment, image)
+    host = (f"{Path(path).resolve()}#{names[-1]}", 0) if len(started) > 1 else None
+    for launch, numbered in zip(started, _numbered(names, len(started)), strict=True):
         launch = replace(launch, has_environment=not unread)
-        yield ConfiguredEngine(path, names, launch, image, None, unread, resources)
+        yield ConfiguredEngine(path, numbered, launch, image, host, unread, resources)
+
+
+def _compose_env_files(path: str, given: Any) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables of a service's env files, and those of them that cannot be read."""
+    variables: dict[str, str] = {}
+    unread = []
+    for entry in given if isinstance(given, list) else [given] if given else []:
+        name = _scalar(entry.get("path") if isinstance(entry, dict) else entry)
+        is_raw = isinstance(entry, dict) and entry.get("format") == "raw"
+        try:
+            text = read_text(str(Path(path).parent / name))
+            env_file = EnvFile(read_for_docker(text)) if is_raw else read_for_compose(text)
+        except (OSError, ValueError):
+            env_file = None
+        if env_file is None:
+            unread.append(f"env_file {escape(name)}")
+        else:
+            variables |= env_file.variables
+    return variables, tuple(unread)
+
+
+def _read_env_files(engine: ConfiguredEngine) -> ConfiguredEngine:
+    """Add the variables of the env files of ``docker run``, which ``--env`` overrides.
+
+    :raises ValueError: if ``docker run`` refuses one of them.
+    """
+    launch = engine.launch
+    variables: dict[str, str] = {}
+    unread = []
+    for name in launch.env_files:
+        try:
+            text = read_text(str(Path(engine.file).parent / name))
+        except (OSError, ValueError):
+            unread.append(f"env file {escape(name)}")
+            continue
+        try:
+            variables |= read_for_docker(text)
+        except ValueError as error:
+            raise ValueError(f"{engine.label}: {escape(name)}: {error}") from None
+    if not launch.env_files:
+        return engine
+    environment = {**variables, **launch.environment}
+    launch = replace(launch, environment=environment, has_environment=bool(environment) and not unread)
+    return replace(engine, launch=launch, unread=(*engine.unread, *unread))
 
 
 def read_options_file(engine: ConfiguredEngine) -> ConfiguredEngine:

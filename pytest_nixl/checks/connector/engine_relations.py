@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from pytest_nixl.checks.connector.engine_fields import EngineSide, ReleaseRange, older_than, release_of
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, OTHER_CONNECTORS, UNREAD
@@ -168,7 +169,7 @@ def vllm_ttl(pair: SidePair, field: str) -> Mismatch | None:
         return keeps
     remembers = positive_integers(pair, "engine_ttl")
     if isinstance(remembers, Mismatch):
-        return Mismatch(f"engine_ttl: {remembers.reason}", "correct engine_ttl")
+        return _of_another_field(remembers, "engine_ttl")
     connector, both_ways = pair.values("kv_connector")[1], pair.values("bidirectional_kv_xfer")[1]
     if both_ways.text != "true" and connector.text != "NixlPushConnector":
         unread = any(value.is_set for value in pair.values(field))
@@ -177,6 +178,11 @@ def vllm_ttl(pair: SidePair, field: str) -> Mismatch | None:
         reason = f"prefill forgets decode after {remembers[0]} s (engine_ttl), and decode keeps blocks for longer"
         return Mismatch(reason, "raise engine_ttl", Verdict.WARN)
     return None
+
+
+def _of_another_field(mismatch: Mismatch, field: str) -> Mismatch:
+    """Return a mismatch that names the field whose value is wrong or not known."""
+    return replace(mismatch, reason=f"{field}: {mismatch.reason}", remedy=mismatch.remedy or f"correct {field}")
 
 
 def sglang_waits(pair: SidePair, field: str) -> Mismatch | None:
@@ -335,7 +341,7 @@ def _attention_ranks(pair: SidePair) -> tuple[int, ...] | Mismatch:
     if isinstance(sizes, Mismatch):
         return sizes
     if isinstance(ranks, Mismatch):
-        return ranks
+        return _of_another_field(ranks, "--dp-size")
     return tuple(
         size // rank if value.text == "true" and not size % rank else size
         for size, rank, value in zip(sizes, ranks, pair.values("--enable-dp-attention"), strict=True)

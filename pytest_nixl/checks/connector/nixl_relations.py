@@ -120,7 +120,7 @@ def nixl_endpoints(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def endpoints(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge addresses of an etcd that must be the same on both sides, however they are spelled."""
+    """Judge addresses of an etcd or a NATS server that must be the same on both sides, however they are spelled."""
     prefill, decode = pair.values(field)
     if not prefill.is_set and not decode.is_set:
         return None
@@ -134,10 +134,12 @@ def endpoints(pair: SidePair, field: str) -> Mismatch | None:
         return Mismatch("the sides are on different hosts, so neither may be a loopback address")
     if prefill.text == decode.text:
         return None
+    server = "NATS server" if field == "NATS_SERVER" else "etcd"
+    remedy = "write the same text on both sides"
     if found[0] == found[1]:
-        return Mismatch("these are two spellings of the same etcd", "write the same text on both sides", Verdict.WARN)
+        return Mismatch(f"these are two spellings of the same {server}", remedy, Verdict.WARN)
     if _perhaps_same(*found):
-        return undecided("a short and a full name may be the same etcd", "write the same text on both sides")
+        return undecided(f"a short and a full name may be the same {server}", remedy)
     return Mismatch("they must be equal")
 
 

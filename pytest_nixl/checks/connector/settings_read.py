@@ -233,7 +233,7 @@ def _of_side(name: str, side: EngineSide) -> Iterator[Mismatch]:
     for retired in RETIRED:
         is_set = environment.get(retired.name) or retired.name in side.source.launch.options
         if retired.engine == side.engine and is_set and not retired.releases.excludes(side):
-            reason = f"{name} sets {retired.name}, which {retired.releases} on is not read"
+            reason = f"{name} sets {retired.name}, which {retired.releases} on does not read"
             yield Mismatch(reason, retired.instead, Verdict.WARN)
     if side.engine != "vLLM" or side.values["connector kind"].text != "NIXL":
         return

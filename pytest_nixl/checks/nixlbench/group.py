@@ -210,4 +210,5 @@ class Group:
         keys = sorted(key.removeprefix(self.prefix) for key in self._watch.keys)
         shown = ", ".join(ascii(key)[1:-1] for key in keys[:_NAMED])
         more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-        return f"{len(keys)} keys under {self.prefix} ({shown}{more})" if keys else f"keys under {self.prefix}"
+        count = "1 key" if len(keys) == 1 else f"{len(keys)} keys"
+        return f"{count} under {self.prefix} ({shown}{more})" if keys else f"keys under {self.prefix}"
