@@ -272,7 +272,7 @@ def numa_cores(facts: Facts, expected: Requirements) -> Judgement:
     return passed(
         f"{may_use}, where its {plural(len(gpus), 'GPU')} and a network card are{suffix}"
         if gpus and cards
-        else f"{may_use}, where {named([*gpus, *cards])} are{suffix}"
+        else f"{may_use}, where {named([*gpus, *(name for name in cards if name not in other)])} are{suffix}"
     )
 
 
