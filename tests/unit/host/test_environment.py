@@ -45,7 +45,8 @@ def test_hidden_value_is_read_as_it_is_and_not_written() -> None:
 STEERING = """
     UCX_X NIXL_X NIXLBENCH_X XFERBENCH_X FI_X OFI_X RDMAV_X IBV_X MLX5_X EFA_X NCCL_X GDRCOPY_X ETCD_X ETCDCTL_X
     PYTEST_NIXL_X NVIDIA_X CUDA_X SGLANG_DISAGGREGATION_X TRTLLM_NIXL_X RAY_NIXL_X MX_NIXL_X DYN_KVBM_NIXL_X GRPC_X
-    LMCACHE_NIXL_X VLLM_NIXL VLLM_X_NIXL_X VLLM_ALL2ALL_BACKEND PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF
+    LMCACHE_NIXL_X VLLM_NIXL VLLM_X_NIXL_X VLLM_ALL2ALL_BACKEND PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
+    PYTORCH_HIP_ALLOC_CONF
     LD_LIBRARY_PATH LD_PRELOAD HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY GRPC_PROXY http_proxy https_proxy all_proxy
     no_proxy grpc_proxy no_grpc_proxy
 """
@@ -97,7 +98,7 @@ NO_PROXY_AT_ALL = (
         ),
         *(
             (ETCD, {"http_proxy": PROXY, "no_proxy": exempt}, "", "")
-            for exempt in ("172.20.32.220", "a, 172.20.32.220 ,b", ".32.220", "172.20.0.0/16", "172.20.99.1/16", "a, ,b")
+            for exempt in ("172.20.32.220", "a, 172.20.32.220 ,b", ".32.220", "172.20.0.0/16", "172.20.99.1/8", "a, ,b")
         ),
         (ETCD, {"http_proxy": PROXY, "NO_PROXY": "172.20.32.220"}, "http_proxy", "172.20.32.220 no_proxy"),
         (ETCD, {"http_proxy": PROXY, "no_grpc_proxy": "172.20.32.220", "no_proxy": "b"}, "", ""),
