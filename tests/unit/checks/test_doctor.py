@@ -96,8 +96,16 @@ def write(path: str, text: str | int) -> Make:
     return lambda tree: tree.write(path, text)
 
 
+def all_of(*makes: Make) -> Make:
+    def make(tree: Tree) -> None:
+        for one in makes:
+            one(tree)
+
+    return make
+
+
 def remove(*paths: str) -> Make:
-    return lambda tree: [tree.remove(path) for path in paths]
+    return all_of(*(lambda tree, path=path: tree.remove(path) for path in paths))
 
 
 def answer(name: str, **values: Any) -> Make:
@@ -128,7 +136,7 @@ def refused(name: str = "UCX", **values: Any) -> Make:
 
 
 def variables(**values: str) -> Make:
-    return lambda tree: [tree.variable(name, value) for name, value in values.items()]
+    return answer("environment", steering=values)
 
 
 def versions(**values: list[str]) -> Make:
@@ -180,16 +188,13 @@ def kernel_log(*lines: str) -> Make:
 def port(name: str, **attributes: str | int) -> Make:
     """Write files of a device's port; ``__`` is a slash."""
     place = f"/sys/class/infiniband/{name}/ports/1"
-    return lambda tree: [tree.write(f"{place}/{key.replace('__', '/')}", text) for key, text in attributes.items()]
+    return all_of(*(write(f"{place}/{key.replace('__', '/')}", text) for key, text in attributes.items()))
 
 
 def errors(**counts: int) -> Make:
-    """Let the ports of the devices, in their order, count errors of a counter: the last one what is given, others 7."""
-    return lambda tree: [
-        tree.write(f"/sys/class/infiniband/{name}/ports/1/counters/{counter}", count if name == EFA[1] else 7)
-        for counter, count in counts.items()
-        for name in EFA
-    ]
+    """Let the ports of the devices count errors, by counter: that of the second what is given, the others 7."""
+    changes = ((name, key, count if name == EFA[1] else 7) for key, count in counts.items() for name in EFA)
+    return all_of(*(port(name, **{f"counters__{key}": count}) for name, key, count in changes))
 
 
 def closed(fault: str, *numbers: int) -> Make:
@@ -244,11 +249,8 @@ def _device_folder(tree: Tree, name: str) -> str:
 
 def without(*names: str) -> Make:
     """Let the kernel have no such EFA devices."""
-    return lambda tree: [
-        tree.remove(path)
-        for name in names
-        for path in (f"/sys/class/infiniband/{name}", f"/sys/class/infiniband_verbs/uverbs{EFA.index(name)}")
-    ]
+    verbs = (f"/sys/class/infiniband_verbs/uverbs{EFA.index(name)}" for name in names)
+    return remove(*(f"/sys/class/infiniband/{name}" for name in names), *verbs)
 
 
 def unbound(name: str) -> Make:
@@ -257,7 +259,12 @@ def unbound(name: str) -> Make:
 
 def p2p(text: str, *names: str) -> Make:
     """Say how EFA's driver gives its devices access to GPU memory."""
-    return lambda tree: [tree.write(f"{_device_folder(tree, name)}/p2p", text) for name in names]
+
+    def make(tree: Tree) -> None:
+        for name in names:
+            tree.write(f"{_device_folder(tree, name)}/p2p", text)
+
+    return make
 
 
 def off_bus(*addresses: str) -> Make:
@@ -267,15 +274,10 @@ def off_bus(*addresses: str) -> Make:
 def moved(root: str, numa: int) -> Make:
     """Put GPU 0 below another root of the PCI bus, at a NUMA node."""
     place = f"/sys/devices/{root}/0000:00:1e.0/{GPU_0}"
-    attributes = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "numa_node": numa}
-
-    def make(tree: Tree) -> None:
-        off_bus(GPU_0)(tree)
-        tree.link(f"/sys/bus/pci/devices/{GPU_0}", place)
-        for name, text in attributes.items():
-            tree.write(f"{place}/{name}", text)
-
-    return make
+    attributes = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "numa_node": str(numa)}
+    bus = f"/sys/bus/pci/devices/{GPU_0}"
+    files = (write(f"{place}/{name}", text) for name, text in attributes.items())
+    return all_of(off_bus(GPU_0), lambda tree: tree.link(bus, place), *files)
 
 
 def loopback(tree: Tree) -> None:
@@ -296,9 +298,7 @@ def governor(core: int, driver: str = "acpi-cpufreq", preference: str = "") -> M
     """Let a core save power."""
     place = f"/sys/devices/system/cpu/cpufreq/policy{core}"
     files = {"scaling_governor": "powersave", "scaling_driver": driver, "energy_performance_preference": preference}
-    return lambda tree: [
-        tree.write(f"{place}/{name}", text) for name, text in files.items() if text or "driver" in name
-    ]
+    return all_of(*(write(f"{place}/{name}", text) for name, text in files.items() if text or "driver" in name))
 
 
 def connectx(*names: str, driver: str = "mlx5_core", node_type: str = "1: CA") -> Make:

@@ -212,7 +212,7 @@ MILD: list[tuple[str, Callable[[Facts], Facts], str, str, str]] = [
         "install the same driver and kernel on all hosts",
     ),
     *(
-        (name, lambda host, name=name: steering(host, **{name: "a:1"}), "a:1", "not set",  # type: ignore[misc]
+        (name, lambda host, name=name: steering(host, **{name: "a:1"}), "a:1", "not set",
          f"`unset {name}` on rank 2 (node-a)")
         for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE", "NIXL_PLUGIN_DIR", "NIXL_IMAGE", "NIXL_WORKER_TYPE")
     ),

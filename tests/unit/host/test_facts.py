@@ -26,8 +26,6 @@ from pytest_nixl.cli.facts import markdown
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hider, is_secret
 from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.gpu import read_gpus
-from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
 from pytest_nixl.host.software import library, ucx_warnings, unused_variables
 from pytest_nixl.host.ucx_rdma import other_abi
@@ -151,56 +149,16 @@ def test_every_fact_names_its_source(node: Facts) -> None:
     look(node, "facts")
 
 
-def test_the_memory_of_each_numa_node_is_in_bytes(healthy: Tree, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
-    for number in range(2):
-        text = f"Node {number} MemTotal: {number + 1} kB\nNode {number} MemFree: 9 kB"
-        tree.write(f"/sys/devices/system/node/node{number}/meminfo", text)
-    tree.write("/proc/meminfo", "MemTotal: 4 kB\nMemFree: 9 kB\nMemAvailable: 3 kB")
-    host = gather(FactsRoot(tree.folder), environ={}).host
-    assert (host.memory.value, host.available.value) == (4096, 3072)
-    numa = host.numa
-    assert [(each.number, each.memory) for each in numa] == [(0, 1024), (1, 2048)]
-
-
 def test_the_rate_of_a_device_is_that_of_its_fastest_port(node: Facts) -> None:
     device = node.rdma[0]
     ports = [replace(device.ports[0], rate=rate) for rate in (None, 25e9, 50e9, 12.5e9)]
     assert [replace(device, ports=tuple(ports[:count])).rate for count in range(5)] == [None, None, 25e9, 50e9, 50e9]
 
 
-@pytest.mark.parametrize(
-    ("name", "driver", "kind"),
-    [
-        ("rocep23s0", "mlx5_core", "mlx"), ("mlx5_0", "", "mlx"), ("rdmap79s0", "", "efa"), ("ibp1s0", "efa", "efa"),
-        ("rxe0", "", "rxe"), ("rocep1s0", "irdma", "irdma"),
-    ],
-)  # fmt: skip
-def test_the_kind_of_an_rdma_device_is_that_of_its_driver(tmp_path: Path, name: str, driver: str, kind: str) -> None:
-    tree, device = Tree(tmp_path), "/sys/devices/pci0000:00/0000:00:01.0"
-    tree.write(f"/sys/class/infiniband/{name}/ports/1/state", "4: ACTIVE")
-    tree.write(f"/sys/class/infiniband/{name}/ports/1/rate", "100 Gb/sec (4X EDR)")
-    tree.link(f"/sys/class/infiniband/{name}/device", device)
-    if driver:
-        tree.link(f"{device}/driver", f"/sys/bus/pci/drivers/{driver}")
-    tree.answer("uverbs", {})
-    [found] = read_rdma(FactsRoot(tmp_path))
-    assert (found.kind, found.rate, found.active) == (kind, 12.5e9, True)
-
-
 def test_only_addresses_that_other_hosts_reach_are_routable(node: Facts) -> None:
     addresses = ("10.0.0.1/16", "127.0.0.1/8", "169.254.1.1/16", "fe80::1/64", "2001:db8::1/64")
     nic = replace(node.nics[0], addresses=addresses)
     assert (nic.routable(), nic.link_local()) == (("10.0.0.1/16",), ("169.254.1.1/16",))
-
-
-@pytest.mark.parametrize(("module", "loaded"), [("nvidia_peermem", True), ("nv_peer_mem", True), ("nvidia", False)])
-def test_a_module_gives_network_cards_access_to_gpu_memory(tmp_path: Path, module: str, loaded: bool) -> None:
-    tree = Tree(tmp_path)
-    tree.write(f"/sys/module/{module}/refcnt", 1)
-    for name in ("nvml", "cuda_driver", "dma_buf", "kernel_log"):
-        tree.answer(name, {"why": "it did not answer"})
-    assert read_gpus(FactsRoot(tmp_path)).peermem.value is loaded
 
 
 def test_topology_of_a_p5_is_read_from_pci_paths(node: Facts) -> None:
