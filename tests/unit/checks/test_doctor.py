@@ -19,7 +19,7 @@ import pytest
 from helpers.fake_sysfs import TOPOLOGY, Tree, build
 
 from pytest_nixl import cli
-from pytest_nixl.checks.doctor.catalogue import any_failed, checks, examine, plain_results, result_lines
+from pytest_nixl.checks.doctor.catalogue import any_failed, by_cause, checks, examine, plain_results, result_lines
 from pytest_nixl.checks.doctor.check import CheckResult, Requirements
 from pytest_nixl.checks.doctor.transfers import with_transfers
 from pytest_nixl.core.resource_limits import MEMORY_REMEDY, PROCESSES_REMEDY
@@ -294,6 +294,17 @@ def cores(listed: str) -> Make:
     return write("/proc/self/status", f"Cpus_allowed_list:\t{listed}")
 
 
+def status(**values: str | int) -> Make:
+    """Change lines of the status of this process."""
+    lines = {"CapEff": "00000000a80425fb", "Cpus_allowed_list": "0-95", **values}
+    return write("/proc/self/status", "\n".join(f"{name}:\t{value}" for name, value in lines.items()))
+
+
+def queues(**answers: str) -> Make:
+    """Say what the calls that set up a queue answer."""
+    return answer("storage-queues", **answers)
+
+
 def governor(core: int, driver: str = "acpi-cpufreq", preference: str = "") -> Make:
     """Let a core save power."""
     place = f"/sys/devices/system/cpu/cpufreq/policy{core}"
@@ -326,6 +337,7 @@ def connectx(*names: str, driver: str = "mlx5_core", node_type: str = "1: CA") -
 LIMIT = "Max locked memory         {0}                {0}                bytes     "
 UVERBS_GONE = "No such file or directory"
 IB = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
+LIMITS, KERNEL, URING = "/proc/self/limits", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/io_uring_disabled"
 NO_DEVICES = (without(*EFA), nixl(ucx_rdma=None))
 NO_DMA_BUF = (answer("dma_buf", supported=False), p2p("NONE", *EFA))
 NO_EP = {"path": "/ep", "why": "it is built for torch 2.11"}
@@ -507,6 +519,7 @@ STATES = {
         verbs((IB, 59), ("/wheel/ib.so", 34), providers=(("efa", 34, "/wheel/ib.so"),)), ucx(libibverbs=IB)
     ),
     "verbs-linked-to-another-copy": state(verbs((IB, 34), providers=(("efa", 34, "/wheel/ib.so"),))),
+    "verbs-with-two-providers": state(verbs((IB, 34), providers=(("efa", 59, IB), ("efa", 34, IB)))),
     "verbs-without-provider": state(verbs((IB, 34), providers=(("mlx5", 34, IB),))),
     "verbs-absent": state(verbs(providers=())),
     "verbs-of-connectx": state(verbs((IB, 34), providers=(("efa", 34, IB),)), profile=IB_MACHINE, after="connectx"),
@@ -546,6 +559,32 @@ STATES = {
         write("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", 2),
         write("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", 1),
     ),
+    **{
+        f"queues-{name}": state(*make, backends=("UCX", "LIBFABRIC", "POSIX"))
+        for name, make in (
+            ("uring-disabled", [write(URING, 2)]),
+            ("uring-disabled-unasked", [write(URING, 1), queues(io_uring_setup="")]),
+            ("uring-disabled-for-others", [write(URING, 1), queues(io_uring_setup="EPERM")]),
+            ("uring-allowed", [write(URING, 1)]),
+            ("uring-forbidden-by-seccomp", [status(Seccomp=2), queues(io_uring_setup="EPERM")]),
+            ("uring-forbidden-by-a-module", [status(Seccomp=0), queues(io_uring_setup="EACCES")]),
+            ("uring-hidden", [status(Seccomp=2), queues(io_uring_setup="ENOSYS")]),
+            ("uring-absent", [queues(io_uring_setup="ENOSYS")]),
+            ("uring-locks", [write(KERNEL, "5.11.22-generic"), write(LIMITS, LIMIT.format((8 << 20) - 1))]),
+            ("uring-locks-less", [write(KERNEL, "5.11.22-generic"), write(LIMITS, LIMIT.format(8 << 20))]),
+            ("uring-locks-nothing", [write(KERNEL, "5.12.0"), write(LIMITS, LIMIT.format(65536))]),
+            ("uring-locks-unlimited", [write(KERNEL, "4.18.0")]),
+            ("uring-locks-as-root", [write(KERNEL, "5.4"), write(LIMITS, LIMIT.format(65536)), status(CapEff="4000")]),
+            ("uring-of-an-unknown-kernel", [write(KERNEL, "odd"), write(LIMITS, LIMIT.format(65536))]),
+            ("aio-forbidden", [status(Seccomp=2), queues(io_setup="EPERM")]),
+            ("aio-absent", [queues(io_setup="ENOSYS")]),
+            ("aio-reserved", [write("/proc/sys/fs/aio-nr", 65536 - 1023)]),
+            ("aio-nearly-reserved", [write("/proc/sys/fs/aio-nr", 65536 - 1024)]),
+            ("aio-unknown", [remove("/proc/sys/fs/aio-nr")]),
+            ("both-forbidden", [write(URING, 2), queues(io_setup="EACCES")]),
+            ("not-recorded", [remove("/pytest-nixl/storage-queues.json")]),
+        )
+    },
     # Of intel_pstate and amd-pstate-epp, powersave is the usual governor, and the preference decides.
     **{
         f"governor-{driver or 'none'}-{preference or 'none'}": state(
@@ -577,6 +616,11 @@ STATES = {
     "efa-unbound-whatever-is-expected": state(unbound(EFA[0]), without(EFA[0]), profile="loopback"),
     "connectx": state(connectx("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), profile=IB_MACHINE),
     "connectx-unbound": state(unbound("mlx5_0"), profile=IB_MACHINE, after="connectx"),
+    "hns": state(
+        connectx("hns_0", "hns_1", "hns_2", "hns_3", driver="hns_roce_hw_v2"),
+        verbs((IB, 34), providers=(("hns", 34, IB), ("mlx5", 34, IB))), device("hns_0", listed=False),
+        profile=IB_MACHINE,
+    ),
     "connectx-beside-efa": state(profile=IB_MACHINE),
     "port-down": state(port(EFA[1], state="1: DOWN")),
     "port-init": state(port(EFA[0], state="2: INIT"), port(EFA[3], state="1: DOWN")),
@@ -743,6 +787,7 @@ STATES = {
     "mig-without-instances-and-not-expected": state(gpu(1, mig=True, instances=0), profile="loopback"),
     "mig-without-instances-anywhere": state(gpu(mig=True, instances=0), cuda(100)),
     "mig": state(gpu(1, mig=True, instances=2), pairs("ok", "ok")),
+    "mig-of-the-first-gpu": state(gpu(0, mig=True, instances=2), cuda(0, GPU_1)),
     "mig-and-no-peer-to-peer": state(
         gpu(1, mig=True, instances=2), pairs("it is not supported", "it is not supported"),
     ),
@@ -821,6 +866,7 @@ STATES = {
     "xid-121": state(kernel_log(xid(121))),
     "xid-31-and-121": state(kernel_log(xid(31), xid(121), xid(13))),
     "xid-31-and-79": state(kernel_log(xid(31), xid(79))),
+    "xid-121-and-149-nonfatal": state(kernel_log(xid(121), xid(149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09"))),
     "xid-149-nonfatal": state(kernel_log(xid(149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09"))),
     "xid-149": state(kernel_log(xid(149, "NETIR_BER_EVENT Fatal XC0 i0 Link 09"))),
     "xid-154-node-reboot": state(
@@ -863,7 +909,7 @@ STATES = {
     **{
         f"etcd-{fact}-{value}": state(answer("etcd", **{fact: value}))
         for fact, values in (
-            ("version", ("3.3.27", "3.4.0", "4.0.0", "new")), ("latency", (0.0999, 0.1, 0.9999, 1.0, None)),
+            ("version", ("3.3.27", "3.4.0", "4.0.0", "3.x", "new")), ("latency", (0.0999, 0.1, 0.9999, 1.0, None)),
             ("clock", (5.0, -5.0, 5.6, -90.0, 2.4, -0.2, None)),
         )
         for value in values
@@ -1135,8 +1181,7 @@ def test_every_check_has_a_fault_and_every_answer_a_state() -> None:
     faults = {
         id for said in EXPECTED.values() for ids, answer in said.items() if answer[0] not in good for id in ids.split()
     }
-    # etcd-client-patch never fails; test_storage_queues.py makes the faults of storage-queues.
-    assert set(checks()) - faults == {"etcd-client-patch", "storage-queues"}
+    assert set(checks()) - faults == {"etcd-client-patch"}, "it never fails"
 
 
 #: Of each check: its verdict, reason and remedy, what the verdict means for the exit code, and whether it is required.
@@ -1195,6 +1240,65 @@ def test_results_that_are_all_good_are_two_lines() -> None:
     ]
     assert next(iter(result_lines(good[:1]))).text.startswith("passed: none; not applicable here: 1; ")
     assert (any_failed(RESULTS), any_failed(good)) == (True, False)
+
+
+def found(id: str, reason: str, remedy: str = "mend it", verdict: Verdict = Verdict.FAIL) -> CheckResult:
+    return CheckResult(checks()[id], Judgement(verdict, reason, remedy), Outcome.FAIL, required=False)
+
+
+def lost(backend: str, *names: str) -> TransferProof:
+    """A transfer that fails because of variables."""
+    return TransferProof(backend, "DRAM:DRAM", REFUSED, culprits=tuple((name, "x") for name in names))
+
+
+BACKEND, TELEMETRY = found("backend-loads", "UCX cannot be created: x"), found("telemetry-in-process", "it is unread")
+UNREAD = found("telemetry-in-process", "it is unread", verdict=Verdict.UNKNOWN)
+TLS, TRANSFER = found("transports-allowed", "UCX_TLS=x is bad"), found("transfers-arrive", "UCX: nothing can be moved")
+SHM, OTHER = found("shm", "it is small"), found("transfers-arrive", "LIBFABRIC: nothing can be moved")
+FOLLOWING = found("backend-loads", "follows from shm: UCX cannot be created: x", "enlarge it")
+
+
+@pytest.mark.parametrize(
+    ("transfers", "results", "expected"),
+    [
+        # What no check knows stays as it is.
+        ([], [BACKEND], "backend-loads"),
+        ([], [BACKEND, SHM, TELEMETRY], "backend-loads shm telemetry-in-process"),
+        ([lost("LIBFABRIC")], [BACKEND, OTHER], "backend-loads transfers-arrive"),
+        ([lost("UCX", "UCX_TL")], [BACKEND, TLS, TRANSFER], "transfers-arrive <backend-loads transports-allowed"),
+        # A check that an attempt names precedes it, and its words stay.
+        ([], [FOLLOWING, RESULTS[0], SHM], "shm backend-loads RESULT"),
+        ([], [FOLLOWING, replace(SHM, judgement=Judgement(Verdict.WARN, "it is small"))], "backend-loads shm"),
+        # So does a check that names a variable without which bytes arrive, in its reason or its remedy.
+        ([lost("UCX", "UCX_TLS")], [BACKEND, SHM, TLS, UNREAD, TRANSFER],
+         "transports-allowed <backend-loads shm <telemetry-in-process <transfers-arrive"),
+        ([lost("UCX", "X", "UCX_TLS")], [TRANSFER, found("devices-there", "d", "unset UCX_TLS")],
+         "devices-there <transfers-arrive"),
+        ([lost("UCX", "UCX_TLS")], [OTHER, TLS], "transfers-arrive transports-allowed"),
+        # If none does, the transfer that names the variable precedes the others of its backend.
+        ([lost("UCX", "X")], [BACKEND, SHM, TELEMETRY, TRANSFER],
+         "transfers-arrive <backend-loads shm <telemetry-in-process"),
+        ([lost("UCX")], [TELEMETRY, BACKEND, TRANSFER], "backend-loads <telemetry-in-process <transfers-arrive"),
+        ([lost("UCX")], [TELEMETRY, TRANSFER], "transfers-arrive <telemetry-in-process"),
+    ],
+)  # fmt: skip
+def test_the_check_that_knows_the_cause_precedes_what_follows_from_it(
+    transfers: list[TransferProof], results: list[CheckResult], expected: str, healthy: Tree
+) -> None:
+    """In ``expected``, ``<`` is before a check that says that it follows from the first one."""
+    facts = replace(gather(FactsRoot(healthy.folder), backends=(), etcd="", environ={}), transfers=tuple(transfers))
+    ordered = by_cause(results, facts)
+    words = expected.replace("RESULT", "shm").split()
+    assert [result.check.id for result in ordered] == [word.lstrip("<") for word in words]
+    cause = words[0]
+    for result, word in zip(ordered, words, strict=True):
+        before = next(
+            one for one in results if one.check is result.check and one.judgement.verdict is result.judgement.verdict
+        )
+        reason, remedy = before.judgement.reason, before.judgement.remedy
+        if word.startswith("<"):
+            reason, remedy = f"follows from {cause}: {reason}", f"follow the remedy of {cause}"
+        assert (result.judgement.reason, result.judgement.remedy) == (reason, remedy)
 
 
 OF_IMAGES = """
