@@ -191,10 +191,9 @@ def port(name: str, **attributes: str | int) -> Make:
     return all_of(*(write(f"{place}/{key.replace('__', '/')}", text) for key, text in attributes.items()))
 
 
-def errors(**counts: int) -> Make:
-    """Let the ports of the devices count errors, by counter: that of the second what is given, the others 7."""
-    changes = ((name, key, count if name == EFA[1] else 7) for key, count in counts.items() for name in EFA)
-    return all_of(*(port(name, **{f"counters__{key}": count}) for name, key, count in changes))
+def errors(counter: str, count: int, usual: int = 0) -> Make:
+    """Let the ports of the devices count errors: the second device one number, the others another."""
+    return all_of(*(port(name, **{counter: count if name == EFA[1] else usual}) for name in EFA))
 
 
 def closed(fault: str, *numbers: int) -> Make:
@@ -338,6 +337,7 @@ LIMIT = "Max locked memory         {0}                {0}                bytes  
 UVERBS_GONE = "No such file or directory"
 IB = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
 LIMITS, KERNEL, URING = "/proc/self/limits", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/io_uring_disabled"
+OF_NIXL = "libucs libucp libuct libucm libfabric libnixl libetcd-cpp-api-core libcudart"
 NO_DEVICES = (without(*EFA), nixl(ucx_rdma=None))
 NO_DMA_BUF = (answer("dma_buf", supported=False), p2p("NONE", *EFA))
 NO_EP = {"path": "/ep", "why": "it is built for torch 2.11"}
@@ -431,6 +431,7 @@ STATES = {
     ),
     "ucx-refused-near-one-card-too-many": state(without(EFA[3]), refused(), after="gpu-missing"),
     "two-libucs": state(in_answer("nixl", lambda found: found["libraries"].append("/opt/libucs.so.0"))),
+    "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
     "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
     "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"])),
     "nixlbench-absent": state(silent("nixlbench", "nixlbench is not on PATH")),
@@ -630,14 +631,17 @@ STATES = {
         lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "3: ARMED"),
     ),
     **{
-        f"errors-{counter}-{count}": state(errors(**{counter: count}))
-        for counter, least in (
-            ("link_downed", 10), ("link_error_recovery", 10), ("local_link_integrity_errors", 100),
-            ("port_rcv_errors", 1000), ("symbol_error", 1000),
+        f"errors-{count}-{counter}": state(errors(f"{folder}__{counter}", count))
+        for folder, counter, least in (
+            ("counters", "link_downed", 10), ("counters", "link_error_recovery", 10),
+            ("counters", "local_link_integrity_errors", 100), ("counters", "port_rcv_errors", 1000),
+            ("counters", "symbol_error", 1000), ("hw_counters", "rx_icrc_encapsulated", 100),
         )
-        for count in (max(least, 70), max(least, 70) - 1)
+        for count in (least, least - 1)
     },
-    "errors-of-two-counters": state(errors(symbol_error=8841, port_rcv_errors=2000)),
+    "errors-ten-times-as-many": state(errors("counters__symbol_error", 2000, usual=200)),
+    "errors-nine-times-as-many": state(errors("counters__symbol_error", 1999, usual=200)),
+    "errors-of-two-counters": state(errors("counters__symbol_error", 8841), errors("counters__port_rcv_errors", 2000)),
     "errors-of-most": state(*(port(name, counters__symbol_error=9000) for name in EFA[1:])),
     "errors-of-two-devices": state(without(EFA[2], EFA[3]), port(EFA[0], counters__symbol_error=9000)),
     "rate-low": state(port(EFA[2], rate="25 Gb/sec (1X EDR)")),
@@ -701,6 +705,7 @@ STATES = {
     "ucx-offers-not-another-gid-index": state(device(EFA[0], offered=False), variables(UCX_IB_GID_INDEX="0")),
     "ucx-offers-not-without-gid": state(device(EFA[0], offered=False), port(EFA[0], gids__0="0000:0000::0000")),
     "ucx-leaves-out-all": state(variables(UCX_NET_DEVICES="enp71s0:1")),
+    "ucx-leaves-out-all-without-port": state(variables(UCX_NET_DEVICES="enp71s0,enp72s0")),
     "ucx-leaves-out-some": state(variables(UCX_NET_DEVICES="enp71s0,rdmap79s0:1")),
     # network
     "nic-down": state(write("/sys/class/net/enp71s0/operstate", "down")),
@@ -893,6 +898,7 @@ STATES = {
     "nics-on-another-root": state(moved("pci0000:00", 0), profile="loopback"),
     "nics-on-the-same-root": state(moved("pci0000:44", 0)),
     "nics-far": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="loopback"),
+    "nics-far-in-a-profile-of-a-gpu": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="h100"),
     "nics-far-from-one-card": state(moved("pci0000:00", 0), without(*EFA[:3]), profile="loopback"),
     "nics-far-but-all-there": state(
         moved("pci0000:00", 0), without(*EFA[:2]),
@@ -934,6 +940,9 @@ STATES = {
         nixl(ucx_variables=[f"UCX_{name}_OF_IT" for name in ("RC_VERBS", "DC_MLX5", "UD_GDA", "SRD", "GGA")],
              unused={f"UCX_{name}_OF_IT": "" for name in ("IB", "RC", "DC", "UD", "SRD")}),
         variables(**{f"UCX_{name}_OF_IT": "1" for name in ("IB", "RC", "DC", "UD", "SRD")}),
+    ),
+    "variables-of-the-family-of-srd": state(
+        nixl(ucx_variables=["UCX_SRD_OF_IT"], unused={"UCX_IB_OF_IT": ""}), variables(UCX_IB_OF_IT="1")
     ),
     "variables-of-no-family": state(
         nixl(ucx_variables=["UCX_GGA_OF_IT", "UCX_RC_VERBS_ON_IT"], unused={"UCX_IB_OF_IT": "", "UCX_XX_YY": ""}),
