@@ -53,7 +53,7 @@ PLUGINS = "/usr/local/nixl/lib/x86_64-linux-gnu/plugins"
 
 @dataclass(frozen=True)
 class State:
-    """A state of the host, and what is asked about it.
+    """A state of the host, and what the doctor is asked about it.
 
     :param profile: the tables of the profile; a name without a line: that of one of ours.
     :param transfers: what came of transfers.
@@ -88,8 +88,8 @@ def _requirements(profile: str, backends: tuple[str, ...], image: bool) -> Requi
     return Requirements(parse_profile(text.encode(), "p.toml"), backends, image)
 
 
-def state(*make: Make, **asked: Any) -> State:
-    return State(make, **asked)
+def state(*make: Make, **values: Any) -> State:
+    return State(make, **values)
 
 
 def write(path: str, text: str | int) -> Make:
@@ -98,8 +98,8 @@ def write(path: str, text: str | int) -> Make:
 
 def all_of(*makes: Make) -> Make:
     def make(tree: Tree) -> None:
-        for one in makes:
-            one(tree)
+        for change in makes:
+            change(tree)
 
     return make
 
@@ -110,7 +110,11 @@ def remove(*paths: str) -> Make:
 
 def answer(name: str, **values: Any) -> Make:
     """Change values of an answer."""
-    return lambda tree: tree.change(name, lambda found: found.update(values))
+    return lambda tree: tree.change(name, lambda entry: entry.update(values))
+
+
+def in_answer(name: str, change: Callable[[Any], Any]) -> Make:
+    return lambda tree: tree.change(name, change)
 
 
 def silent(name: str, reason: str) -> Make:
@@ -127,7 +131,7 @@ def image(**values: Any) -> Make:
 
 
 def backend(name: str, **values: Any) -> Make:
-    return lambda tree: tree.change("nixl", lambda found: found["backends"][name].update(values))
+    return lambda tree: tree.change("nixl", lambda entry: entry["backends"][name].update(values))
 
 
 def refused(name: str = "UCX", **values: Any) -> Make:
@@ -140,14 +144,14 @@ def variables(**values: str) -> Make:
 
 
 def versions(**values: list[str]) -> Make:
-    return lambda tree: tree.change("image", lambda found: found["versions"].update(values))
+    return lambda tree: tree.change("image", lambda entry: entry["versions"].update(values))
 
 
 def gpu(number: int | None = None, **values: Any) -> Make:
     """Change what NVML says of a GPU; None: of both."""
 
-    def change(found: Any) -> None:
-        for place in found["gpus"] if number is None else [found["gpus"][number]]:
+    def change(entry: Any) -> None:
+        for place in entry["gpus"] if number is None else [entry["gpus"][number]]:
             place.update(values)
 
     return lambda tree: tree.change("nvml", change)
@@ -156,7 +160,7 @@ def gpu(number: int | None = None, **values: Any) -> Make:
 def gpus(*numbers: int, **values: Any) -> Make:
     """Let NVML list only some of the GPUs."""
     return lambda tree: tree.change(
-        "nvml", lambda found: found.update(gpus=[found["gpus"][number] for number in numbers], pairs=[], **values)
+        "nvml", lambda entry: entry.update(gpus=[entry["gpus"][number] for number in numbers], pairs=[], **values)
     )
 
 
@@ -202,16 +206,16 @@ def closed(fault: str, *numbers: int) -> Make:
 
 def ucx(**values: Any) -> Make:
     """Change what UCX says of the RDMA devices."""
-    return lambda tree: tree.change("nixl", lambda found: found["ucx_rdma"].update(values))
+    return lambda tree: tree.change("nixl", lambda entry: entry["ucx_rdma"].update(values))
 
 
 def device(name: str, *, offered: bool = True, **values: Any) -> Make:
     """Change what UCX's libibverbs says of a device."""
 
-    def change(found: Any) -> None:
-        found["ucx_rdma"]["answers"][name].update(values)
+    def change(entry: Any) -> None:
+        entry["ucx_rdma"]["answers"][name].update(values)
         if not offered:
-            del found["ucx_rdma"]["offered"][name]
+            del entry["ucx_rdma"]["offered"][name]
 
     return lambda tree: tree.change("nixl", change)
 
@@ -236,9 +240,9 @@ def lacks(*sonames: str, versions: tuple[str, ...] = ()) -> list[dict[str, Any]]
 def plugin(name: str, *sonames: str, error: str = "not found", versions: tuple[str, ...] = ()) -> Make:
     """Add a plugin's file that cannot be loaded."""
     remedies = {soname: f"install {soname}" for soname in sonames[:1]}
-    file = {"name": name, "path": f"{PLUGINS}/libplugin_{name}.so", "error": error, "remedies": remedies}
-    entry = {**file, "missing": lacks(*sonames, versions=versions)}
-    return lambda tree: tree.change("image", lambda found: found["plugins"].append(entry))
+    missing, path = lacks(*sonames, versions=versions), f"{PLUGINS}/libplugin_{name}.so"
+    file = {"name": name, "path": path, "error": error, "remedies": remedies, "missing": missing}
+    return in_answer("image", lambda entry: entry["plugins"].append(file))
 
 
 def _device_folder(tree: Tree, name: str) -> str:
@@ -282,10 +286,6 @@ def moved(root: str, numa: int) -> Make:
 def loopback(tree: Tree) -> None:
     for attribute, text in (("operstate", "unknown"), ("mtu", 65536), ("type", 772)):
         tree.write(f"/sys/class/net/lo/{attribute}", text)
-
-
-def in_answer(name: str, change: Callable[[Any], Any]) -> Make:
-    return lambda tree: tree.change(name, change)
 
 
 def cores(listed: str) -> Make:
@@ -430,7 +430,7 @@ STATES = {
         variables(UCX_NET_DEVICES="rdmap79s0:1"), refused(), after="gpu-missing",
     ),
     "ucx-refused-near-one-card-too-many": state(without(EFA[3]), refused(), after="gpu-missing"),
-    "two-libucs": state(in_answer("nixl", lambda found: found["libraries"].append("/opt/libucs.so.0"))),
+    "two-libucs": state(in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0"))),
     "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
     "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
     "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"])),
@@ -453,11 +453,11 @@ STATES = {
         nixl(plugins=["LIBFABRIC", "UCX", "HF3FS"]), profile=MACHINE + '[image]\nplugins = ["HF3FS"]',
     ),
     "plugin-that-a-worker-created": state(
-        in_answer("image", lambda found: found["plugins"].pop(0)), plugin("LIBFABRIC", "libfabric.so.1"),
+        in_answer("image", lambda entry: entry["plugins"].pop(0)), plugin("LIBFABRIC", "libfabric.so.1"),
         profile=MACHINE + '[image]\nplugins = ["LIBFABRIC"]',
     ),
     "plugin-that-no-worker-created": state(
-        in_answer("image", lambda found: found["plugins"].pop(0)), plugin("LIBFABRIC", "libfabric.so.1"),
+        in_answer("image", lambda entry: entry["plugins"].pop(0)), plugin("LIBFABRIC", "libfabric.so.1"),
         refused("LIBFABRIC"), profile=MACHINE + '[image]\nplugins = ["LIBFABRIC"]',
     ),
     "plugin-without-the-driver": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO),
@@ -507,7 +507,7 @@ STATES = {
         profile=MACHINE + '[versions]\ngdrcopy = "2"\ncuda = "12"\nnixl = "1"\n[image]\netcd_uri_patch = true',
     ),
     "version-not-recorded": state(
-        in_answer("image", lambda found: found["versions"].pop("cuda")), profile=MACHINE + '[versions]\ncuda = "12"'
+        in_answer("image", lambda entry: entry["versions"].pop("cuda")), profile=MACHINE + '[versions]\ncuda = "12"'
     ),
     "patch-missing": state(
         nixl(etcd_client={"path": "/c.so", "patched": False}), profile=MACHINE + "[image]\netcd_uri_patch = true",
@@ -737,7 +737,7 @@ STATES = {
     "name-unknown-without-server": state(UNRESOLVED, write("/etc/resolv.conf", "search ec2.internal")),
     "name-in-a-pod-with-the-nodes-resolver": state(POD),
     "name-in-a-pod-by-its-variable": state(
-        in_answer("environment", lambda found: found["launcher"].update(KUBERNETES_SERVICE_HOST="10.96.0.1"))
+        in_answer("environment", lambda entry: entry["launcher"].update(KUBERNETES_SERVICE_HOST="10.96.0.1"))
     ),
     "name-unknown-in-a-pod-with-the-nodes-resolver": state(POD, UNRESOLVED),
     "name-in-a-pod": state(
@@ -836,7 +836,7 @@ STATES = {
     "p2p-off-without-nvlink-in-two-ways": state(
         pairs("it is not supported", "the driver does not know"), gpu(nvlinks=None),
     ),
-    "p2p-unknown": state(in_answer("nvml", lambda found: found.pop("pairs"))),
+    "p2p-unknown": state(in_answer("nvml", lambda entry: entry.pop("pairs"))),
     "nvlink-down": state(gpu(1, nvlinks=17, state={"fabric": "has not started"})),
     "nvlink-none-reported": state(gpu(nvlinks=None)),
     **{
@@ -961,8 +961,8 @@ STATES = {
         )
     },
     **{
-        f"tls-{name}-refused": state(variables(UCX_TLS=text), refused(said=said))
-        for name, text, said in (
+        f"tls-{name}-refused": state(variables(UCX_TLS=text), refused(said=lines))
+        for name, text, lines in (
             ("tcp", "tcp", []), ("without-cuda", "ud,sm", []), ("not-cuda", "^cuda", []), ("odd", "odd,cuda", []),
             ("misspelt", "rcc,cuda", []), ("sm", "^tcp,ib", []),
             ("rc", "rc,cuda", ["transport 'rc' is not available, please use one or more of: ud, tcp, sm, srd, dc"]),
@@ -1022,7 +1022,7 @@ STATES = {
     },
     "agree-two-etcds": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://b:2379")),
     "agree-one-etcd": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://a:2379/")),
-    "agree-faults-of-one-remedy": state(variables(
+    "agree-many-faults": state(variables(
         NIXL_ETCD_ENDPOINTS="http://a:2379", https_proxy="http://proxy:3128", FI_EFA_USE_DEVICE_RDMA="No",
         FI_HMEM_DISABLE_P2P="ON", UCX_IB_GPU_DIRECT_RDMA="off", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
         RDMAV_FORK_SAFE="1", NIXL_PLUGIN_DIR="/none", VLLM_NIXL_SIDE_CHANNEL_HOST="10.0.0.12", CUDA_VISIBLE_DEVICES="",
@@ -1159,26 +1159,26 @@ EXPECTED = parse_texts(Path(__file__).with_name("doctor_answers.toml").read_text
 _USUAL: dict[State, dict[str, list[str]]] = {}
 
 
-def answers_of(healthy: Tree, asked: State) -> dict[str, list[str]]:
+def answers_of(healthy: Tree, case: State) -> dict[str, list[str]]:
     """Return what each check says of a state."""
     with healthy.changed() as tree:
-        for make in (*(STATES[asked.after].make if asked.after else ()), *asked.make):
+        for make in (*(STATES[case.after].make if case.after else ()), *case.make):
             make(tree)
-        facts = gather(FactsRoot(tree.folder), backends=asked.backends, environ={})
-    if asked.transfers:
-        facts = with_transfers(facts, asked.transfers)
-    judged = {id: check.judge(facts, asked.requirements) for id, check in checks().items()}
+        facts = gather(FactsRoot(tree.folder), backends=case.backends, environ={})
+    if case.transfers:
+        facts = with_transfers(facts, case.transfers)
+    judged = {id: check.judge(facts, case.requirements) for id, check in checks().items()}
     return {id: [str(judgement.verdict), judgement.reason, judgement.remedy] for id, judgement in judged.items()}
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_the_doctor_says_what_differs_from_a_healthy_host(name: str, healthy: Tree) -> None:
-    asked = STATES[name]
-    if asked.usual not in _USUAL:
-        _USUAL[asked.usual] = answers_of(healthy, asked.usual)
-    usual = {} if name == "healthy" else _USUAL[asked.usual]
+    case = STATES[name]
+    if case.usual not in _USUAL:
+        _USUAL[case.usual] = answers_of(healthy, case.usual)
+    usual = {} if name == "healthy" else _USUAL[case.usual]
     expected = {id: answer for ids, answer in EXPECTED.get(name, {}).items() for id in ids.split()}
-    answers = answers_of(healthy, asked)
+    answers = answers_of(healthy, case)
     # A check that passes as before may name more or fewer devices and variables, which other states prove.
     passes = {id for id, answer in answers.items() if answer[0] == usual.get(id, [""])[0] == "PASS"} - expected.keys()
     assert {id: answer for id, answer in answers.items() if answer != usual.get(id) and id not in passes} == expected
@@ -1188,7 +1188,11 @@ def test_every_check_has_a_fault_and_every_answer_a_state() -> None:
     assert EXPECTED.keys() - STATES.keys() == set()
     good = ("PASS", "NOT-APPLICABLE")
     faults = {
-        id for said in EXPECTED.values() for ids, answer in said.items() if answer[0] not in good for id in ids.split()
+        id
+        for lines in EXPECTED.values()
+        for ids, answer in lines.items()
+        if answer[0] not in good
+        for id in ids.split()
     }
     assert set(checks()) - faults == {"etcd-client-patch"}, "it never fails"
 
@@ -1251,7 +1255,7 @@ def test_results_that_are_all_good_are_two_lines() -> None:
     assert (any_failed(RESULTS), any_failed(good)) == (True, False)
 
 
-def found(id: str, reason: str, remedy: str = "mend it", verdict: Verdict = Verdict.FAIL) -> CheckResult:
+def failing(id: str, reason: str, remedy: str = "mend it", verdict: Verdict = Verdict.FAIL) -> CheckResult:
     return CheckResult(checks()[id], Judgement(verdict, reason, remedy), Outcome.FAIL, required=False)
 
 
@@ -1260,11 +1264,17 @@ def lost(backend: str, *names: str) -> TransferProof:
     return TransferProof(backend, "DRAM:DRAM", REFUSED, culprits=tuple((name, "x") for name in names))
 
 
-BACKEND, TELEMETRY = found("backend-loads", "UCX cannot be created: x"), found("telemetry-in-process", "it is unread")
-UNREAD = found("telemetry-in-process", "it is unread", verdict=Verdict.UNKNOWN)
-TLS, TRANSFER = found("transports-allowed", "UCX_TLS=x is bad"), found("transfers-arrive", "UCX: nothing can be moved")
-SHM, OTHER = found("shm", "it is small"), found("transfers-arrive", "LIBFABRIC: nothing can be moved")
-FOLLOWING = found("backend-loads", "follows from shm: UCX cannot be created: x", "enlarge it")
+BACKEND, TELEMETRY = (
+    failing("backend-loads", "UCX cannot be created: x"),
+    failing("telemetry-in-process", "it is unread"),
+)
+UNREAD = failing("telemetry-in-process", "it is unread", verdict=Verdict.UNKNOWN)
+TLS, TRANSFER = (
+    failing("transports-allowed", "UCX_TLS=x is bad"),
+    failing("transfers-arrive", "UCX: nothing can be moved"),
+)
+SHM, OTHER = failing("shm", "it is small"), failing("transfers-arrive", "LIBFABRIC: nothing can be moved")
+FOLLOWING = failing("backend-loads", "follows from shm: UCX cannot be created: x", "enlarge it")
 
 
 @pytest.mark.parametrize(
@@ -1281,7 +1291,7 @@ FOLLOWING = found("backend-loads", "follows from shm: UCX cannot be created: x",
         # So does a check that names a variable without which bytes arrive, in its reason or its remedy.
         ([lost("UCX", "UCX_TLS")], [BACKEND, SHM, TLS, UNREAD, TRANSFER],
          "transports-allowed <backend-loads shm <telemetry-in-process <transfers-arrive"),
-        ([lost("UCX", "X", "UCX_TLS")], [TRANSFER, found("devices-there", "d", "unset UCX_TLS")],
+        ([lost("UCX", "X", "UCX_TLS")], [TRANSFER, failing("devices-there", "d", "unset UCX_TLS")],
          "devices-there <transfers-arrive"),
         ([lost("UCX", "UCX_TLS")], [OTHER, TLS], "transfers-arrive transports-allowed"),
         # If none does, the transfer that names the variable precedes the others of its backend.
@@ -1297,15 +1307,17 @@ def test_the_check_that_knows_the_cause_precedes_what_follows_from_it(
     """In ``expected``, ``<`` is before a check that says that it follows from the first one."""
     facts = replace(gather(FactsRoot(healthy.folder), backends=(), etcd="", environ={}), transfers=tuple(transfers))
     ordered = by_cause(results, facts)
-    words = expected.replace("RESULT", "shm").split()
-    assert [result.check.id for result in ordered] == [word.lstrip("<") for word in words]
-    cause = words[0]
-    for result, word in zip(ordered, words, strict=True):
+    ids = expected.replace("RESULT", "shm").split()
+    assert [result.check.id for result in ordered] == [id.lstrip("<") for id in ids]
+    cause = ids[0]
+    for result, id in zip(ordered, ids, strict=True):
         before = next(
-            one for one in results if one.check is result.check and one.judgement.verdict is result.judgement.verdict
+            same
+            for same in results
+            if same.check is result.check and same.judgement.verdict is result.judgement.verdict
         )
         reason, remedy = before.judgement.reason, before.judgement.remedy
-        if word.startswith("<"):
+        if id.startswith("<"):
             reason, remedy = f"follows from {cause}: {reason}", f"follow the remedy of {cause}"
         assert (result.judgement.reason, result.judgement.remedy) == (reason, remedy)
 
@@ -1320,13 +1332,15 @@ OF_IMAGES = """
 def test_the_checks_of_a_host_and_of_an_image_are_asked_as_the_gate_wants(healthy: Tree) -> None:
     required = '[required]\nchecks = ["nic-rate", "shm"]\n'
     facts = gather(FactsRoot(healthy.folder), backends=("UCX", "LIBFABRIC"), environ={})
-    asked = {gate: examine(facts, state(profile=required + MACHINE).requirements, gate=gate) for gate in (True, False)}
-    results = {result.check.id: (result.judgement.verdict, result.outcome, result.required) for result in asked[True]}
+    by_gate = {
+        gate: examine(facts, state(profile=required + MACHINE).requirements, gate=gate) for gate in (True, False)
+    }
+    results = {result.check.id: (result.judgement.verdict, result.outcome, result.required) for result in by_gate[True]}
     assert list(results) == list(checks())
-    assert {id for id, (_, _, wanted) in results.items() if wanted} == {"nic-rate", "shm"}
+    assert {id for id, (_, _, is_required) in results.items() if is_required} == {"nic-rate", "shm"}
     assert results["nic-rate"] == (Verdict.NOT_APPLICABLE, Outcome.FAIL, True)
     assert results["image-versions"] == (Verdict.NOT_APPLICABLE, Outcome.SKIP, False)
-    assert (any_failed(asked[True]), any_failed(asked[False])) == (True, False)
+    assert (any_failed(by_gate[True]), any_failed(by_gate[False])) == (True, False)
     requirements = state(profile=required + MACHINE, image=True).requirements
     of_image = examine(facts, requirements, gate=True)
     assert [result.check.id for result in of_image] == OF_IMAGES.split()
@@ -1339,9 +1353,9 @@ def test_the_checks_of_a_host_and_of_an_image_are_asked_as_the_gate_wants(health
             "required": False,
         }],
     }  # fmt: skip
-    failing = plain_results(facts, requirements, RESULTS[-3:])
-    assert failing["verdict"] == "FAIL"
-    assert next(tuple(one.values()) for one in failing["checks"]) == (
+    failure = plain_results(facts, requirements, RESULTS[-3:])
+    assert failure["verdict"] == "FAIL"
+    assert tuple(failure["checks"][0].values()) == (
         "gpu-p2p", "Can every GPU read every other's memory?", "NOT-APPLICABLE", "one GPU", "follow gpus", True
     )  # fmt: skip
 

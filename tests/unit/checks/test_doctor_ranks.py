@@ -242,8 +242,8 @@ def test_rank_that_differs_is_named(
 def test_the_ranks_that_differ_are_those_outside_the_majority(
     host: Facts, values: list[str], odd: tuple[int, ...], reason: str
 ) -> None:
-    found = compare_hosts([changed(host, "environment.image", value) for value in values])
-    assert [(one.odd, one.judgement) for one in found] == (
+    differing = compare_hosts([changed(host, "environment.image", value) for value in values])
+    assert [(difference.odd, difference.judgement) for difference in differing] == (
         [(odd, warned(f"the image differs: {reason}", IMAGE))] if odd else []
     )
 
@@ -253,7 +253,7 @@ def test_a_slower_interface_of_the_default_route_is_named(host: Facts) -> None:
     reason = "the rate of the interface of the default route differs"
     remedy = "check cable and switch port of the rank that differs"
     difference = failed(f"{reason}: rank 0 (node-a) has 25 Gb/s; the other 2 have 100 Gb/s", remedy)
-    assert [one.judgement for one in compare_hosts(hosts)] == [difference]
+    assert [rank.judgement for rank in compare_hosts(hosts)] == [difference]
     assert compare_hosts([host, *hosts[1:]]) == (), "what is not known of a rank is not compared"
     other = replace(host.network, default=Fact("eth9", "made by a test"))
     assert compare_hosts([hosts[0], replace(hosts[1], network=other)]) == (), "nor is another interface"
@@ -281,7 +281,7 @@ def test_remedy_for_a_variable_that_differs_names_the_ranks_and_their_hosts(
     host: Facts, values: list[str], remedy: str
 ) -> None:
     hosts = [steering(host, **({"UCX_TLS": text} if text else {})) for text in values]
-    assert [one.judgement.remedy for one in compare_hosts(hosts)] == [remedy]
+    assert [difference.judgement.remedy for difference in compare_hosts(hosts)] == [remedy]
 
 
 def test_ranks_agree_if_nothing_grave_differs(host: Facts) -> None:

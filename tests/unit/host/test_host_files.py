@@ -305,7 +305,7 @@ def test_the_driver_and_its_gpus_are_read_from_nvml_or_its_files(tmp_path: Path)
     assert gpus.dma_buf == Fact(True, "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)")
     assert (gpus.peermem, gpus.gdrcopy) == (Fact(True, "/sys/module/nv_peer_mem"), Fact(True, "/dev/gdrdrv"))
     assert gpus.xids == Fact((Xid(79, "0000:47:00", log["lines"][0]),), "the kernel's log (/dev/kmsg)")
-    assert ([(one.index, one.error) for one in gpus.unusable], gpus.confidential, gpus.mps) == (
+    assert ([(gpu.index, gpu.error) for gpu in gpus.unusable], gpus.confidential, gpus.mps) == (
         [(1, "GPU is lost")], True, True,
     )  # fmt: skip
     files[f"{DRIVER}/version"] = CLOSED
