@@ -3,6 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +83,7 @@ def test_value_that_was_hidden_in_a_recorded_tree_is_no_value(tree: Tree, tmp_pa
     assert environment.get("UCX_TLS") == "rc,sm"
 
 
+ETCD_VARIABLE = "NIXL_ETCD_ENDPOINTS"
 ETCD, PROXY = "http://etcd.default:2379", "http://proxy:3128"
 THROUGH = "{} is set, so NIXL's gRPC connection to etcd goes through that proxy"
 NO_PROXY_AT_ALL = (
@@ -136,6 +145,68 @@ def test_the_proxy_of_etcd_is_the_one_that_grpc_uses(
     alone = f"; or add etcd's address ({address}) to {variable}, without a port"
     remedy = f"{NO_PROXY_AT_ALL}{alone if address else several}"
     assert judgement == Judgement(Verdict.FAIL, THROUGH.format(proxy), remedy)
+
+
+#: Creates agents of the real NIXL, each with variables of its own.
+AGENTS = """
+import contextlib, json, os, sys
+from nixl._api import nixl_agent, nixl_agent_config
+for number, variables in enumerate(json.load(sys.stdin)):
+    os.environ.update(variables)
+    with contextlib.suppress(Exception):
+        nixl_agent(f"a{number}", nixl_agent_config(backends=[]))
+    for name in variables:
+        del os.environ[name]
+os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def listening(host: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Listen, and keep what each client sends first; nobody is answered."""
+    starts: list[bytes] = []
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    with client:
+                        starts.append(client.recv(100))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1], starts
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_the_real_client_of_nixl_uses_the_proxy_that_the_doctor_names(facts: Facts) -> None:
+    proxy, four, six = {"http_proxy": "http://{proxy}"}, "http://127.0.0.1:{etcd}", "http://[::1]:{etcd}"
+    exempting = ("*", "127.0.0.1:{etcd}", "127.0.0.1", "127.0.0.0/8")
+    cases: list[dict[str, str]] = [
+        {ETCD_VARIABLE: four, **proxy},
+        *({ETCD_VARIABLE: four, **proxy, "no_proxy": text} for text in exempting),
+        *({ETCD_VARIABLE: four, **proxy, name: ""} for name in ("grpc_proxy", "no_grpc_proxy")),
+        {ETCD_VARIABLE: four, **proxy, "NO_PROXY": "127.0.0.1"},
+        {ETCD_VARIABLE: four, "http_proxy": "{proxy}"},
+    ]
+    if Path("/proc/net/if_inet6").read_text():  # this host has an IPv6 address
+        cases += [{ETCD_VARIABLE: six, **proxy, "no_proxy": text} for text in ("[::1]", "::1", "::/8")]
+    with contextlib.ExitStack() as opened:
+        port, requests = opened.enter_context(listening("127.0.0.1"))
+        hosts = ["::1" if case[ETCD_VARIABLE] == six else "127.0.0.1" for case in cases]
+        etcds = [opened.enter_context(listening(host)) for host in hosts]
+        filled = [
+            {name: text.format(proxy=f"127.0.0.1:{port}", etcd=etcd) for name, text in case.items()}
+            for case, (etcd, _) in zip(cases, etcds, strict=True)
+        ]
+        environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+        subprocess.run([sys.executable, "-c", AGENTS], input=json.dumps(filled), env=environ, capture_output=True,
+                       text=True, timeout=120, check=True)  # fmt: skip
+    used = [[any(b":%d HTTP" % etcd in text for text in requests), bool(starts)] for etcd, starts in etcds]
+    doctors = [judged(facts, variables).verdict is Verdict.FAIL for variables in filled]
+    assert used == [[through, not through] for through in doctors]
 
 
 @pytest.mark.parametrize(
