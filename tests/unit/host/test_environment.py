@@ -21,6 +21,7 @@ from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.core.plain import to_plain
 from pytest_nixl.core.redaction import HIDDEN
+from pytest_nixl.host.etcd import Name
 from pytest_nixl.host.facts import Facts, read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
@@ -145,6 +146,15 @@ def test_the_proxy_of_etcd_is_the_one_that_grpc_uses(
     alone = f"; or add etcd's address ({address}) to {variable}, without a port"
     remedy = f"{NO_PROXY_AT_ALL}{alone if address else several}"
     assert judgement == Judgement(Verdict.FAIL, THROUGH.format(proxy), remedy)
+
+
+def test_the_address_of_etcd_is_the_one_of_ipv4(facts: Facts) -> None:
+    """NIXL's client asks for no other."""
+    names = (Name("etcd.default", ("fd00::1", "10.0.0.5"), ""),)
+    both = replace(facts, etcd=replace(facts.etcd, names=names))
+    variables = {ETCD_VARIABLE: ETCD, "http_proxy": PROXY}
+    assert "(10.0.0.5) to no_proxy" in judged(both, variables).remedy
+    assert judged(both, {**variables, "no_proxy": "10.0.0.5"}).verdict is Verdict.PASS
 
 
 #: Creates agents of the real NIXL, each with variables of its own.
