@@ -80,7 +80,7 @@ def read_etcd(root: FactsRoot, endpoints: str, source: str, connect: Callable[[]
         endpoints=Fact.read(answer.get("endpoints"), answer.get("source", ""), fault),
         names=from_plain(tuple[Name, ...], answer.get("names", [])),
         version=Fact.read(answer.get("version"), where, fault),
-        latency=Fact.read(answer.get("latency"), where, fault),
+        latency=Fact.read(answer.get("latency"), where, fault or "it was not measured"),
         clock=Fact.read(answer.get("clock"), where, fault or "it does not report its time"),
         fault=answer.get("fault", ""),
         remedy=answer.get("remedy", ""),

@@ -28,6 +28,7 @@ class UcxTransports:
     :param refused: transports that UCX says it cannot use.
     :param offered: transports that UCX says it can use.
     :param unused: the RDMA devices of this host, if UCX offers none of them.
+    :param of_devices: the transports that UCX offers for the RDMA devices of this host.
     """
 
     without: bool
@@ -39,6 +40,7 @@ class UcxTransports:
     refused: frozenset[str]
     offered: frozenset[str]
     unused: tuple[str, ...] = ()
+    of_devices: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, text: str, facts: Facts) -> UcxTransports:
@@ -56,6 +58,7 @@ class UcxTransports:
             auxiliary=frozenset(part.partition(":")[0] for part in parts if part.endswith(":aux")),
             has_rdma=bool(facts.rdma) or bool(offered & UCX_OF_RDMA),
             unused=tuple(device.name for device in facts.rdma) if uses is not None and not uses.offered else (),
+            of_devices=frozenset().union(*uses.offered.values()) if uses is not None else frozenset(),
             efa_only=bool(facts.rdma) and all(device.kind == "efa" for device in facts.rdma),
             has_gpu=bool(facts.gpu.gpus),
             refused=frozenset(refused),
@@ -108,5 +111,6 @@ class UcxTransports:
 
     def remedy(self) -> str:
         """Return the remedy, with the transports that can carry NIXL on this host."""
-        carry = sorted(self.offered & (UCX_OF_RDMA | {"tcp"})) or ["tcp"]
+        offered = self.offered or {"tcp", *self.of_devices}
+        carry = sorted(offered & (UCX_OF_RDMA | {"tcp"})) or ["tcp"]
         return f"correct or unset UCX_TLS; transports that can carry NIXL on this host: {named(carry, 12)}"

@@ -192,14 +192,13 @@ def by_cause(answers: Sequence[CheckResult], facts: Facts) -> tuple[CheckResult,
     """
     attempts = [answer for answer in answers if answer.check.id in _ATTEMPTS and _went_wrong(answer)]
     faults = [proof for proof in facts.transfers if proof.fault]
-    cause = _cause(answers, attempts, [name for proof in faults for name in proof.variables])
+    backends = {proof.backend for proof in faults}
+    of_backends = [answer for answer in attempts if backends & set(re.findall(r"\w+", _subject(answer)))]
+    cause = _cause(answers, attempts, of_backends, [name for proof in faults for name in proof.variables])
     if cause is None:
         return tuple(answers)
-    backends = {proof.backend for proof in faults}
     effects = [
-        answer
-        for answer in attempts
-        if answer is not cause and (_follows(answer, cause) or backends & set(re.findall(r"\w+", _subject(answer))))
+        answer for answer in attempts if answer is not cause and (_follows(answer, cause) or answer in of_backends)
     ]
     if not effects:
         return tuple(answers)
@@ -211,10 +210,14 @@ def by_cause(answers: Sequence[CheckResult], facts: Facts) -> tuple[CheckResult,
 
 
 def _cause(
-    answers: Sequence[CheckResult], attempts: Sequence[CheckResult], variables: Sequence[str]
+    answers: Sequence[CheckResult],
+    attempts: Sequence[CheckResult],
+    of_backends: Sequence[CheckResult],
+    variables: Sequence[str],
 ) -> CheckResult | None:
     """Return the failed check that knows the cause; None if none does.
 
+    :param of_backends: the attempts with a backend whose transfers failed.
     :param variables: the variables without which bytes arrive.
     """
     named = {match["cause"] for answer in attempts if (match := _FOLLOWS.match(answer.judgement.reason))}
@@ -224,7 +227,7 @@ def _cause(
     candidates = [
         *(answer for answer in untried if answer.check.id in named),
         *(answer for answer in untried if any(_names(answer, name) for name in variables)),
-        *(answer for id in tried for answer in failures if answer.check.id == id),
+        *(answer for id in tried for answer in failures if answer.check.id == id and answer in of_backends),
     ]
     return next(iter(candidates), None)
 

@@ -51,7 +51,8 @@ def etcd_latency(facts: Facts, expected: Requirements) -> Judgement:
     seconds = facts.etcd.latency.value
     if seconds is None:
         return unknown(f"the latency of etcd is unknown: {facts.etcd.latency.why}", "record the tree again")
-    description = f"etcd takes {seconds * 1000:.3g} ms to answer (median of five)"
+    digits = ".3g" if seconds < _SLOW else ",.0f"
+    description = f"etcd takes {seconds * 1000:{digits}} ms to answer (median of five)"
     remedy = "check etcd's disk (metric etcd_disk_wal_fsync_duration_seconds), its CPU load and the network to it"
     if seconds >= _TOO_SLOW:
         return failed(description, remedy)

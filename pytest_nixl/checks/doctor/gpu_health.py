@@ -291,8 +291,8 @@ def gpu_nics(facts: Facts, expected: Requirements) -> Judgement:
     unplaced = [f"GPU {near.gpu}" for near in facts.near if near.how == UNPLACED]
     if unplaced:
         return warned(
-            f"how far {named(unplaced)} are from the network cards is unknown: the firmware does not say at which "
-            "processor they are",
+            f"the distance of {named(unplaced)} from the network cards is unknown: the firmware does not say at which "
+            "processor each is",
             "run `nvidia-smi topo -m`; in a virtual machine, use an image or instance type that shows its NUMA nodes",
         )
     apart = [f"GPU {near.gpu}" for near in facts.near if near.how == NODE]

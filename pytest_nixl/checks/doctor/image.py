@@ -136,7 +136,7 @@ def nixl_cuda(facts: Facts, expected: Requirements) -> Judgement:
     suffix = f"; installed, but not loaded: {named(unloaded)}" if unloaded else ""
     if cuda is None:
         return not_applicable(f"{package} {version} is loaded, and its CUDA version is unknown: {image.nixl_cuda.why}")
-    description = f"{package} {version} is loaded, built for CUDA {cuda} ({image.nixl_cuda.source}){suffix}"
+    description = f"{package} {version} is loaded, built for CUDA {cuda} ({image.nixl_cuda.source})"
     torch = None if image.torch_cuda.value is None else int(image.torch_cuda.value.partition(".")[0])
     highest = None if expected.image else facts.gpu.cuda.value
     driver = None if highest is None else int(highest.partition(".")[0])
@@ -149,15 +149,16 @@ def nixl_cuda(facts: Facts, expected: Requirements) -> Judgement:
         built = f" and torch {image.torch.value} for CUDA {image.torch_cuda.value}" if torch == cuda else ""
         return failed(
             f"{reason}{built}, {'and' if torch not in (None, cuda) else 'but'} the driver supports CUDA only up to "
-            f"{highest}",
+            f"{highest}{suffix}",
             _remedy_of_driver(driver, cuda, torch),
         )
     if torch is not None and torch != cuda:
-        return failed(reason, _remedy_of_torch(image, package, version, cuda, torch))
+        return failed(f"{reason}{suffix}", _remedy_of_torch(image, package, version, cuda, torch))
     of_torch = f"torch {image.torch.value} is built for CUDA {image.torch_cuda.value}"
     if image.torch_cuda.value is None:
         of_torch = image.torch_cuda.why
-    return passed(f"{description}; {of_torch}" + (f"; the driver supports CUDA up to {highest}" if highest else ""))
+    of_driver = f"; the driver supports CUDA up to {highest}" if highest else ""
+    return passed(f"{description}; {of_torch}{of_driver}{suffix}")
 
 
 @check("image-versions", "Does the software have the versions that the profile wants?", image=True)

@@ -22,6 +22,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 #: Libraries that the host's driver provides when a container starts; no image contains them.
 OF_THE_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 READ_LOG = "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and read the log"
+_ENDED_BEFORE = "the process that loaded NIXL ended before its libraries were read"
 #: By a pattern of what UCX says while it is created: what to do.
 _REMEDIES_BY_LOG = (
     (r"scandir\(/sys", "mount sysfs, from which UCX takes the interfaces: `mount -t sysfs sysfs /sys`"),
@@ -205,6 +206,8 @@ def _remedy_of(names: Sequence[str], facts: Facts) -> str:
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True, unless=not_loaded)
 def libraries_once(facts: Facts, expected: Requirements) -> Judgement:
     """No process with NIXL has two copies of UCX, libfabric or another library."""
+    if not facts.software.libraries:
+        return unknown(_ENDED_BEFORE, "follow the other remedies")
     copies = facts.software.copies()
     remedy = (
         "keep one copy: unset LD_PRELOAD, remove the other copy's folder from LD_LIBRARY_PATH, or uninstall the "
@@ -231,7 +234,7 @@ def etcd_client_library(facts: Facts, expected: Requirements) -> Judgement:
     """NIXL was built with etcd, and loads its client library."""
     client = facts.software.etcd_client
     if client.value is None and not facts.software.libraries:
-        return unknown("the process that loaded NIXL ended before its libraries were read", "follow the other remedies")
+        return unknown(_ENDED_BEFORE, "follow the other remedies")
     if client.value is None:
         return failed(
             f"NIXL loads no libetcd-cpp-api: {client.why}",

@@ -111,10 +111,11 @@ def link_local(facts: Facts, expected: Requirements) -> Judgement:
     listing = named(f"{address} of {name}" for name, addresses in local.items() for address in addresses)
     routable = [nic.name for nic in facts.network.nics if nic.routable()]
     remedy = (
-        f"set UCX_NET_DEVICES={routable[0]} in the environment of every rank"
+        f"set UCX_NET_DEVICES={routable[0]} in the environment of every rank, and FI_TCP_IFACE likewise for LIBFABRIC "
+        "over TCP; or install a newer UCX, which leaves such addresses out"
         if routable
-        else "give the host an address"
-    ) + ", and FI_TCP_IFACE likewise for LIBFABRIC over TCP; or install a newer UCX, which leaves such addresses out"
+        else "give the host an address that other hosts reach"
+    )
     advertised = [text for text in facts.software.advertised if ipaddress.ip_address(text).is_link_local]
     if advertised:
         return failed(f"UCX advertises the link-local address {named(advertised)}, which no other host reaches", remedy)
@@ -150,14 +151,14 @@ def names_resolve(facts: Facts, expected: Requirements) -> Judgement:
         return warned(
             "names of Services do not resolve in this pod: /etc/resolv.conf has no search domain of the cluster", hint
         )
-    six = [name.host for name in names if not any("." in address for address in name.addresses)]
+    six = [name.host for name in names if not any(map(_is_ipv4, name.addresses))]
     if six:
         return failed(
             f"{named(six)} has no IPv4 address, and NIXL's etcd client needs one", "give the name an A record"
         )
     if not names:
         return not_applicable("no etcd address has a host name: there is nothing to resolve")
-    return passed(named(f"{name.host} is {name.addresses[0]}" for name in names))
+    return passed(named(f"{name.host} is {next(filter(_is_ipv4, name.addresses))}" for name in names))
 
 
 @check("peer-reachable", "Can this host reach the other hosts?")
@@ -204,6 +205,10 @@ def side_channel(facts: Facts, expected: Requirements) -> Judgement:
             next(remedies, "correct the name or the address: it is what prefill has in VLLM_NIXL_SIDE_CHANNEL_HOST"),
         )
     return passed(f"ZMQ answers at {named(engine.name for engine in facts.side_channels)}")
+
+
+def _is_ipv4(address: str) -> bool:
+    return "." in address
 
 
 def _is_address(host: str) -> bool:

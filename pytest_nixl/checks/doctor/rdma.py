@@ -29,6 +29,7 @@ from pytest_nixl.core.units import gigabits
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.image import VerbsLibrary, VerbsProvider
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
+from pytest_nixl.host.recorded_tree import NOT_RECORDED
 from pytest_nixl.host.ucx_rdma import UcxRdma, VerbsAnswer
 from pytest_nixl.model.verdicts import Judgement
 
@@ -229,7 +230,7 @@ def _causes(device: RdmaDevice, ucx: UcxRdma, facts: Facts) -> Iterator[_Cause]:
     answer = ucx.answers.get(device.name, VerbsAnswer(False, "", "", None))
     if not device.uverbs:
         yield _Cause("the kernel has no uverbs node for it: ib_uverbs is not loaded", "modprobe ib_uverbs on the host")
-    elif device.closed:
+    elif device.closed and NOT_RECORDED not in device.closed:
         yield _Cause(f"{device.uverbs} cannot be opened: {device.closed}", NODES_REMEDY)
     elif not answer.listed:
         yield _without_provider(device, ucx, facts)

@@ -156,10 +156,10 @@ def _uring(facts: Facts, queues: StorageQueues) -> list[tuple[str, str]]:
         return [(reason, "set kernel.io_uring_disabled = 0 in /etc/sysctl.d on the host")]
     if answer in ("EPERM", "EACCES"):
         how = "seccomp" if queues.seccomp.value else "a security module"
-        return [(f"io_uring: {how} forbids io_uring_setup ({answer})", SECCOMP_REMEDY.format(call="io_uring_setup"))]
+        return [(f"io_uring: {how} forbids io_uring_setup ({answer})", _remedy("io_uring_setup", answer, queues))]
     if answer == "ENOSYS":
         how = "seccomp hides it" if queues.seccomp.value else "this kernel has none"
-        return [(f"io_uring: io_uring_setup answers ENOSYS: {how}", SECCOMP_REMEDY.format(call="io_uring_setup"))]
+        return [(f"io_uring: io_uring_setup answers ENOSYS: {how}", _remedy("io_uring_setup", answer, queues))]
     limit = facts.host.memlock.value
     little = limit is not None and limit.soft is not None and not limit.privileged and limit.soft < _LEAST_FOR_URING
     if limit is not None and little and _old(facts.host.kernel.value or ""):
@@ -177,7 +177,7 @@ def _aio(queues: StorageQueues) -> list[tuple[str, str]]:
     answer = (queues.calls.value or {}).get("io_setup", "")
     if answer in ("EPERM", "EACCES", "ENOSYS"):
         how = "seccomp forbids" if queues.seccomp.value else "this kernel does not allow"
-        return [(f"aio: {how} io_setup ({answer})", SECCOMP_REMEDY.format(call="io_setup"))]
+        return [(f"aio: {how} io_setup ({answer})", _remedy("io_setup", answer, queues))]
     free = _free(queues)
     if free is not None and free < _LEAST_AIO:
         return [
@@ -188,6 +188,16 @@ def _aio(queues: StorageQueues) -> list[tuple[str, str]]:
             )
         ]
     return []
+
+
+def _remedy(call: str, answer: str, queues: StorageQueues) -> str:
+    """Return what to do if a call that sets up a queue is forbidden, by what forbids it."""
+    if queues.seccomp.value:
+        return SECCOMP_REMEDY.format(call=call)
+    if answer == "ENOSYS":
+        option = {"io_setup": "CONFIG_AIO", "io_uring_setup": "CONFIG_IO_URING"}[call]
+        return f"use a kernel that is built to allow {call} ({option})"
+    return f"allow {call} in the policy of the host's security module: `dmesg | grep -i denied` names it"
 
 
 def _free(queues: StorageQueues) -> int | None:
@@ -272,7 +282,7 @@ def numa_cores(facts: Facts, expected: Requirements) -> Judgement:
     return passed(
         f"{may_use}, where its {plural(len(gpus), 'GPU')} and a network card are{suffix}"
         if gpus and cards
-        else f"{may_use}, where {named([*gpus, *cards])} are{suffix}"
+        else f"{may_use}, where {named([*gpus, *(name for name in cards if name not in other)])} are{suffix}"
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 
 from pytest_nixl.checks.doctor.check import (
@@ -20,6 +21,7 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.core.rdma_fault import TCP_ALONE, allows_cuda, cuda_remedy
 from pytest_nixl.core.sentences import named, plural
+from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.host.driver_questions import VISIBLE_DEVICES
 from pytest_nixl.host.etcd import ETCD_VARIABLES
 from pytest_nixl.host.facts import Facts
@@ -54,6 +56,8 @@ _FABRIC = """
     FI_MR_CACHE_MAX_COUNT FI_EFA_USE_DEVICE_RDMA FI_EFA_ENABLE_SHM_TRANSFER FI_EFA_IFACE FI_EFA_FORK_SAFE
     FI_EFA_USE_HUGE_PAGE FI_EFA_TX_SIZE FI_EFA_RX_SIZE FI_TCP_IFACE FI_SOCKETS_IFACE FI_VERBS_IFACE
 """
+#: Variables of a proxy in the order in which gRPC looks for them; it reads none in capitals.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 #: Suffixes of variables that Dockerfiles use for folders and versions; no program reads them later.
 _OF_BUILDS = re.compile(r"_(?:DIR|HOME|PREFIX|PATH|ROOT|VERSION|VER|REF|REPO|URL|COMMIT|BRANCH|TAG|SRC)$")
 _TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:(?:VERBS|MLX5|GDA)_)?(\w+)")
@@ -289,8 +293,7 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
     """The variables do not contradict each other or this host."""
     get = facts.environment.get
     first, second = (get(name) for name in ETCD_VARIABLES)
-    proxy = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if get(name)), "")
-    exempt = get("no_grpc_proxy") or get("no_proxy") or get("NO_PROXY")
+    proxy, around_proxy = _proxy_of_etcd(facts)
     gpu = bool(facts.gpu.gpus) or expected.has_gpus
     hidden = _hidden_gpus(facts) if gpu else ""
     plugins, backends = get("NIXL_PLUGIN_DIR"), facts.software.backends
@@ -306,8 +309,7 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
         (first and second and first.rstrip("/") != second.rstrip("/"),
          f"{ETCD_VARIABLES[0]}={first} and {ETCD_VARIABLES[1]}={second} name different servers",
          f"unset {ETCD_VARIABLES[1]}, or set both to the same value"),
-        (proxy and first and not _bypassed(first, exempt),
-         f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy", "add etcd's host to no_proxy"),
+        (proxy, f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy", around_proxy),
         (efa_rdma.lower() in LIBFABRIC_OFF and (facts.efa or expected.efa),
          f"FI_EFA_USE_DEVICE_RDMA={efa_rdma} disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
         (gpu and p2p.lower() in LIBFABRIC_ON,
@@ -377,7 +379,48 @@ def _hidden_gpus(facts: Facts) -> str:
     )
 
 
-def _bypassed(endpoints: str, exempt: str) -> bool:
-    hosts = re.findall(r"(?://|^|,)(?:[^/,@]*@)?([^:/,@]+):\d+", endpoints)
-    parts = [part.strip().lstrip("*.") for part in exempt.split(",") if part.strip()]
-    return "*" in exempt or all(any(host == part or host.endswith(f".{part}") for part in parts) for host in hosts)
+def _proxy_of_etcd(facts: Facts) -> tuple[str, str]:
+    """Return the variable of the proxy through which NIXL connects to etcd, and the remedy; two empty texts: none.
+
+    NIXL's client resolves the names of etcd's members, and gives their IPv4 addresses to gRPC as one text. gRPC takes
+    the first variable that is set, also if it is empty, and speaks to proxies of ``http`` only.
+    """
+    values = facts.environment.values
+    variable = next((name for name in _PROXIES if name in values), "")
+    if not values.get(variable, "").lower().startswith("http://"):
+        return "", ""
+    members = _members(values.get(ETCD_VARIABLES[0], ""), facts)
+    exempting = "no_grpc_proxy" if "no_grpc_proxy" in values else "no_proxy"
+    target = members[0][0] if len(members) == 1 else ",".join(f"{host}:{port}" for host, port in members)
+    if not members or _is_exempt(target, values.get(exempting, "")):
+        return "", ""
+    remedy = (
+        "run `export grpc_proxy=` where the ranks start: empty, it means no proxy to gRPC, which NIXL uses for etcd"
+    )
+    if len(members) > 1:
+        return variable, f"{remedy}; {exempting} exempts no etcd of several addresses"
+    return variable, f"{remedy}; or add etcd's address ({target}) to {exempting}, without a port"
+
+
+def _members(endpoints: str, facts: Facts) -> list[tuple[str, int]]:
+    """Return the addresses and ports of etcd's members; a name of which no address is known stands for itself."""
+    ipv4 = {name.host: [address for address in name.addresses if ":" not in address] for name in facts.etcd.names}
+    try:
+        parsed = parse_endpoints(endpoints)
+    except ValueError:
+        return []  # etcd-answers says so
+    return [(host, member.port) for member in parsed for host in ipv4.get(member.host) or [member.host]]
+
+
+def _is_exempt(target: str, entries: str) -> bool:
+    """Return whether gRPC connects to a target without a proxy: an entry is its end, or a subnet that contains it.
+
+    ``*``, ``[::1]`` and ``10.0.0.5:2379`` are no end of an address.
+    """
+    for entry in map(str.strip, filter(None, entries.split(","))):
+        if target.lower().endswith(entry.lower()):
+            return True
+        with suppress(ValueError):
+            if "/" in entry and ipaddress.ip_address(target) in ipaddress.ip_network(entry, strict=False):
+                return True
+    return False

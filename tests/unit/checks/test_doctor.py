@@ -1,981 +1,1369 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor reports each fault that is put into the tree of a healthy p5.48xlarge (see ``trees.py``).
+"""Every answer of the doctor, in whole, about a small host: two GPUs, four EFA devices and two network interfaces.
 
-``test_doctor_real_faults.py`` tests the faults that can be caused on the machine that runs the tests.
+A row of ``STATES`` makes one state of the host, and ``doctor_answers.toml`` has what the doctor then says differently
+than of the healthy host: the verdict, the reason and the remedy of each such check, by ``STATE.CHECK``. A state that
+has no line there is healthy, too. ``test_doctor_real_faults.py`` makes the faults that can be caused on this machine.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import permutations
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_run import profile as write_profile
-from helpers.fake_sysfs import Tree, p5
+from helpers.fake_sysfs import TOPOLOGY, Tree, build
 
 from pytest_nixl import cli
-from pytest_nixl.checks.doctor.catalogue import checks, examine, result_lines
-from pytest_nixl.checks.doctor.check import Requirements, passed
-from pytest_nixl.core.resource_limits import MEMORY_REMEDY
-from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.checks.doctor.catalogue import any_failed, by_cause, checks, examine, plain_results, result_lines
+from pytest_nixl.checks.doctor.check import CheckResult, Requirements
+from pytest_nixl.checks.doctor.transfers import with_transfers
+from pytest_nixl.core.resource_limits import MEMORY_REMEDY, PROCESSES_REMEDY
+from pytest_nixl.core.texts import parse_texts
+from pytest_nixl.host.facts import gather
+from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
+from pytest_nixl.judge.profiles import load_profile, parse_profile
+from pytest_nixl.model.transfer_proof import TransferProof
+from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict
 
-BACKENDS = ("UCX", "LIBFABRIC")
-FAIL, WARN, UNKNOWN = Verdict.FAIL, Verdict.WARN, Verdict.UNKNOWN
+Make = Callable[[Tree], Any]
+
+MACHINE = """
+[machine]
+nics = 4
+nic_rate = "100 Gb/s"
+nic_kind = "efa"
+nics_per_gpu = 2
+gpus = 2
+gpu = "H100"
+source = "-"
+"""
+TCP_MACHINE = MACHINE.replace("efa", "tcp").replace("nics_per_gpu = 2\n", "")
+IB_MACHINE = MACHINE.replace('"efa"', '"rc"')
+#: The PCI addresses of the small host; GPU 0, and the first two EFA devices, are at NUMA node 0, the others at node 1.
+ADDRESSES = "47:00.0 48:00.0 4f:00.0 50:00.0 53:00.0 93:00.0 94:00.0 97:00.0"
+GPU_0, GPU_1 = "0000:53:00.0", "0000:97:00.0"
+EFA = ("rdmap79s0", "rdmap80s0", "rdmap147s0", "rdmap148s0")
+PLUGINS = "/usr/local/nixl/lib/x86_64-linux-gnu/plugins"
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A fault of a host.
+class State:
+    """A state of the host, and what the doctor is asked about it.
 
-    :param make: puts the fault into the tree of a healthy host.
-    :param check: the check that must report it.
-    :param values: what the check's reason must contain: names, numbers and other values.
+    :param profile: the tables of the profile; a name without a line: that of one of ours.
+    :param transfers: what came of transfers.
+    :param after: the state that is changed, and with whose answers these are compared; empty: the healthy one.
     """
 
-    id: str
-    make: Callable[[Tree], Any]
-    check: str
-    values: tuple[str, ...]
-    verdict: Verdict = FAIL
+    make: tuple[Make, ...]
+    profile: str = MACHINE
+    backends: tuple[str, ...] = ("UCX", "LIBFABRIC")
+    image: bool = False
+    transfers: tuple[TransferProof, ...] = ()
+    after: str = ""
+
+    @property
+    def requirements(self) -> Requirements:
+        return _requirements(self.profile, self.backends, self.image)
+
+    @property
+    def usual(self) -> State:
+        """The state that this one is compared with: the same questions about the host without the change."""
+        if not self.make and not self.transfers:
+            return State(())
+        before = STATES[self.after].make if self.after else ()
+        return replace(self, make=before, transfers=(), after="")
 
 
-def port(name: str, attribute: str, text: str) -> Callable[[Tree], None]:
-    return lambda tree: tree.write(f"/sys/class/infiniband/{name}/ports/1/{attribute}", text)
+@cache
+def _requirements(profile: str, backends: tuple[str, ...], image: bool) -> Requirements:
+    if "\n" not in profile:
+        return Requirements(load_profile(profile), backends, image)
+    text = f'[profile]\nname = "small"\n{profile}'
+    return Requirements(parse_profile(text.encode(), "p.toml"), backends, image)
 
 
-def symbol_errors(tree: Tree, usual: int = 7) -> None:
-    """Give each device a few errors of its link, and one of them many."""
-    for place in tree.place("/sys/class/infiniband").iterdir():
-        count = 8841 if place.name == "rdmap80s0" else usual
-        tree.write(f"/sys/class/infiniband/{place.name}/ports/1/counters/symbol_error", count)
+def state(*make: Make, **values: Any) -> State:
+    return State(make, **values)
 
 
-def nvml(change: Callable[[Any], Any]) -> Callable[[Tree], None]:
-    return lambda tree: tree.change("nvml", change)
+def write(path: str, text: str | int) -> Make:
+    return lambda tree: tree.write(path, text)
 
 
-def answer(name: str, **values: Any) -> Callable[[Tree], None]:
-    return lambda tree: tree.change(name, lambda found: found.update(values))
+def all_of(*makes: Make) -> Make:
+    def make(tree: Tree) -> None:
+        for change in makes:
+            change(tree)
+
+    return make
 
 
-def nixl(**values: Any) -> Callable[[Tree], None]:
+def remove(*paths: str) -> Make:
+    return all_of(*(lambda tree, path=path: tree.remove(path) for path in paths))
+
+
+def answer(name: str, **values: Any) -> Make:
+    """Change values of an answer."""
+    return lambda tree: tree.change(name, lambda entry: entry.update(values))
+
+
+def in_answer(name: str, change: Callable[[Any], Any]) -> Make:
+    return lambda tree: tree.change(name, change)
+
+
+def silent(name: str, reason: str) -> Make:
+    """Let a question have no answer."""
+    return lambda tree: tree.answer(name, {"why": reason})
+
+
+def nixl(**values: Any) -> Make:
     return answer("nixl", **values)
 
 
-def backend(name: str, **values: Any) -> Callable[[Tree], None]:
-    return lambda tree: tree.change("nixl", lambda found: found["backends"][name].update(values))
+def image(**values: Any) -> Make:
+    return answer("image", **values)
 
 
-def ucx_refuses(name: str) -> Callable[[Tree], None]:
-    """UCX refuses the transport ``name`` with its usual message."""
-    words = f"transport '{name}' is not available, please use one or more of: cma, cuda_copy, sm, srd, tcp, ud"
-    return backend("UCX", error="nixlBackendError: NIXL_ERR_BACKEND", memories=[], said=[words])
+def backend(name: str, **values: Any) -> Make:
+    return lambda tree: tree.change("nixl", lambda entry: entry["backends"][name].update(values))
 
 
-def variable(name: str, value: str) -> Callable[[Tree], None]:
-    return lambda tree: tree.variable(name, value)
+def refused(name: str = "UCX", **values: Any) -> Make:
+    """NIXL cannot create a backend."""
+    return backend(name, **{"error": "NIXL_ERR_BACKEND", "memories": [], **values})
 
 
-def ucx_rdma(device: str, **values: Any) -> Callable[[Tree], None]:
-    """UCX's libibverbs answers otherwise for a device."""
-    return lambda tree: tree.change("nixl", lambda found: found["ucx_rdma"]["answers"][device].update(values))
+def variables(**values: str) -> Make:
+    return answer("environment", steering=values)
 
 
-def not_offered(device: str) -> Callable[[Tree], None]:
-    return lambda tree: tree.change("nixl", lambda found: found["ucx_rdma"]["offered"].pop(device))
+def versions(**values: list[str]) -> Make:
+    return lambda tree: tree.change("image", lambda entry: entry["versions"].update(values))
 
 
-def not_listed(device: str) -> Callable[[Tree], None]:
-    return both(not_offered(device), ucx_rdma(device, listed=False, shared_queues=None))
+def gpu(number: int | None = None, **values: Any) -> Make:
+    """Change what NVML says of a GPU; None: of both."""
+
+    def change(entry: Any) -> None:
+        for place in entry["gpus"] if number is None else [entry["gpus"][number]]:
+            place.update(values)
+
+    return lambda tree: tree.change("nvml", change)
 
 
-def both(*makers: Callable[[Tree], Any]) -> Callable[[Tree], None]:
-    def make(tree: Tree) -> None:
-        for maker in makers:
-            maker(tree)
-
-    return make
-
-
-def without_efa(tree: Tree, name: str) -> None:
-    tree.remove(f"/sys/class/infiniband/{name}")
-    for node in tree.place("/sys/class/infiniband_verbs").iterdir():
-        if (node / "ibdev").read_text().strip() == name:
-            tree.remove(f"/sys/class/infiniband_verbs/{node.name}")
+def gpus(*numbers: int, **values: Any) -> Make:
+    """Let NVML list only some of the GPUs."""
+    return lambda tree: tree.change(
+        "nvml", lambda entry: entry.update(gpus=[entry["gpus"][number] for number in numbers], pairs=[], **values)
+    )
 
 
-def limit(soft: int) -> Callable[[Tree], None]:
-    line = f"Max locked memory         {soft}                {soft}                bytes     "
-    return lambda tree: tree.write("/proc/self/limits", line)
+def pairs(first: str, second: str) -> Make:
+    """Say whether GPU 0 can read the memory of GPU 1, and GPU 1 that of GPU 0."""
+    return answer("nvml", pairs=[{"one": 0, "other": 1, "status": first}, {"one": 1, "other": 0, "status": second}])
 
 
-def no_peermem(tree: Tree) -> None:
-    tree.answer("dma_buf", {"supported": False})
-    for place in list(tree.folder.glob("sys/devices/**/p2p")):
-        tree.write(str(place.relative_to(tree.folder)), "NONE")
-
-
-def pairs_of(status: str, *wanted: tuple[int, int]) -> Callable[[Any], None]:
-    def change(found: Any) -> None:
-        for pair in found["pairs"]:
-            if (pair["one"], pair["other"]) in wanted:
-                pair["status"] = status
-
-    return change
-
-
-def missing(*words: str, versions: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    return [{"soname": word.split(",")[0].split(" ")[0], "versions": list(versions), "words": word} for word in words]
-
-
-def xid(
-    number: int, text: str = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-) -> Callable[[Tree], None]:
-    line = f"NVRM: Xid (PCI:0000:53:00): {number}, {text}"
-    return lambda tree: tree.answer("kernel_log", {"lines": [line]})
-
-
-def recovery(action: str) -> Callable[[Tree], None]:
-    return xid(154, f"GPU recovery action changed from 0x1 (GPU Reset Required) to {action}")
-
-
-def cuda(init: int | None = 0, shown: int = 8, visible: str | None = None, **answer: Any) -> Callable[[Tree], None]:
-    """Give the CUDA driver's answer, with the first GPUs of the host.
+def cuda(init: int | None = 0, *shown: str, **values: Any) -> Make:
+    """Give the CUDA driver's answer.
 
     :param init: the result of cuInit; None: there is none.
-    :param shown: how many GPUs CUDA shows if it starts.
-    :param visible: CUDA_VISIBLE_DEVICES.
+    :param shown: the addresses of the GPUs that CUDA shows.
     """
+    devices = {"devices": [{"uuid": "", "pci": pci} for pci in shown]} if init == 0 else {}
+    return lambda tree: tree.answer(
+        "cuda_driver", {"node": True, **({} if init is None else {"init": init}), **devices, **values}
+    )
+
+
+def xid(number: int, text: str = "pid=7, GPU has fallen off the bus.", pci: str = "0000:53:00") -> str:
+    return f"NVRM: Xid (PCI:{pci}): {number}, {text}"
+
+
+def kernel_log(*lines: str) -> Make:
+    return lambda tree: tree.answer("kernel_log", {"lines": list(lines)})
+
+
+def port(name: str, **attributes: str | int) -> Make:
+    """Write files of a device's port; ``__`` is a slash."""
+    place = f"/sys/class/infiniband/{name}/ports/1"
+    return all_of(*(write(f"{place}/{key.replace('__', '/')}", text) for key, text in attributes.items()))
+
+
+def errors(counter: str, count: int, usual: int = 0) -> Make:
+    """Let the ports of the devices count errors: the second device one number, the others another."""
+    return all_of(*(port(name, **{counter: count if name == EFA[1] else usual}) for name in EFA))
+
+
+def closed(fault: str, *numbers: int) -> Make:
+    return answer("uverbs", **{f"/dev/infiniband/uverbs{number}": fault for number in numbers})
+
+
+def ucx(**values: Any) -> Make:
+    """Change what UCX says of the RDMA devices."""
+    return lambda tree: tree.change("nixl", lambda entry: entry["ucx_rdma"].update(values))
+
+
+def device(name: str, *, offered: bool = True, **values: Any) -> Make:
+    """Change what UCX's libibverbs says of a device."""
+
+    def change(entry: Any) -> None:
+        entry["ucx_rdma"]["answers"][name].update(values)
+        if not offered:
+            del entry["ucx_rdma"]["offered"][name]
+
+    return lambda tree: tree.change("nixl", change)
+
+
+def verbs(*libraries: tuple[str, int], providers: tuple[tuple[str, int, str], ...]) -> Make:
+    """Give the copies of libibverbs with their interfaces, and the providers with that and their copy."""
+    return image(
+        verbs={
+            "libraries": [{"path": path, "abi": abi} for path, abi in libraries],
+            "providers": [
+                {"name": name, "abi": abi, "library": library, "path": f"/providers/lib{name}-rdmav{abi}.so"}
+                for name, abi, library in providers
+            ],
+        }
+    )
+
+
+def lacks(*sonames: str, versions: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    return [{"soname": name, "versions": list(versions), "words": f"{name}, which x needs"} for name in sonames]
+
+
+def plugin(name: str, *sonames: str, error: str = "not found", versions: tuple[str, ...] = ()) -> Make:
+    """Add a plugin's file that cannot be loaded."""
+    remedies = {soname: f"install {soname}" for soname in sonames[:1]}
+    missing, path = lacks(*sonames, versions=versions), f"{PLUGINS}/libplugin_{name}.so"
+    file = {"name": name, "path": path, "error": error, "remedies": remedies, "missing": missing}
+    return in_answer("image", lambda entry: entry["plugins"].append(file))
+
+
+def _device_folder(tree: Tree, name: str) -> str:
+    place = (tree.folder / f"sys/class/infiniband/{name}/device").resolve()
+    return f"/{place.relative_to(tree.folder.resolve())}"
+
+
+def without(*names: str) -> Make:
+    """Let the kernel have no such EFA devices."""
+    verbs = (f"/sys/class/infiniband_verbs/uverbs{EFA.index(name)}" for name in names)
+    return remove(*(f"/sys/class/infiniband/{name}" for name in names), *verbs)
+
+
+def unbound(name: str) -> Make:
+    return lambda tree: tree.remove(f"{_device_folder(tree, name)}/driver")
+
+
+def p2p(text: str, *names: str) -> Make:
+    """Say how EFA's driver gives its devices access to GPU memory."""
 
     def make(tree: Tree) -> None:
-        gpus = json.loads(tree.place("/pytest-nixl/nvml.json").read_text())["gpus"]
-        devices = [{"uuid": "", "pci": gpu["pci"]} for gpu in gpus[:shown]]
-        given = {} if init is None else {"init": init, "devices": devices} if init == 0 else {"init": init}
-        tree.answer("cuda_driver", {"node": True, **given, **answer})
-        if visible is not None:
-            tree.variable("CUDA_VISIBLE_DEVICES", visible)
+        for name in names:
+            tree.write(f"{_device_folder(tree, name)}/p2p", text)
 
     return make
 
 
-def nvlinks(count: int, name: str = "", gpus: int = 8) -> Callable[[Any], None]:
-    """Give each GPU this many active NVLinks, and another name."""
-
-    def change(answer: Any) -> None:
-        answer["gpus"] = [{**gpu, "nvlinks": count, "name": name or gpu["name"]} for gpu in answer["gpus"][:gpus]]
-
-    return change
+def off_bus(*addresses: str) -> Make:
+    return remove(*(f"/sys/bus/pci/devices/{address}" for address in addresses))
 
 
-def mig(instances: int, *gpus: int) -> Callable[[Any], None]:
-    """Let these GPUs be in MIG mode with this many instances each."""
-
-    def change(answer: Any) -> None:
-        for number in gpus:
-            answer["gpus"][number].update(mig=True, instances=instances)
-
-    return change
-
-
-def bar1(size: int) -> Callable[[Any], None]:
-    def change(answer: Any) -> None:
-        for gpu in answer["gpus"]:
-            gpu["bar1"] = size
-
-    return change
+def moved(root: str, numa: int) -> Make:
+    """Put GPU 0 below another root of the PCI bus, at a NUMA node."""
+    place = f"/sys/devices/{root}/0000:00:1e.0/{GPU_0}"
+    attributes = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "numa_node": str(numa)}
+    bus = f"/sys/bus/pci/devices/{GPU_0}"
+    files = (write(f"{place}/{name}", text) for name, text in attributes.items())
+    return all_of(off_bus(GPU_0), lambda tree: tree.link(bus, place), *files)
 
 
-def other_switch(tree: Tree) -> None:
-    """Move GPU 0 to another PCI root."""
-    tree.remove("/sys/bus/pci/devices/0000:53:00.0")
-    tree.link("/sys/bus/pci/devices/0000:53:00.0", "/sys/devices/pci0000:00/0000:00:1e.0/0000:53:00.0")
-    for name, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200"), ("numa_node", "0")):
-        tree.write(f"/sys/devices/pci0000:00/0000:00:1e.0/0000:53:00.0/{name}", text)
+def loopback(tree: Tree) -> None:
+    for attribute, text in (("operstate", "unknown"), ("mtu", 65536), ("type", 772)):
+        tree.write(f"/sys/class/net/lo/{attribute}", text)
 
 
-def unbound(tree: Tree) -> None:
-    [place] = tree.folder.glob("sys/devices/pci*/**/0000:4f:00.0")
-    tree.remove(f"{place.relative_to(tree.folder)}/driver")
-    without_efa(tree, "rdmap79s0")
+def cores(listed: str) -> Make:
+    """Let this process use some cores."""
+    return write("/proc/self/status", f"Cpus_allowed_list:\t{listed}")
 
 
-FIVE = "/proc/driver/nvidia/version"
-#: Results of cuInit, and what is said of each.
-CUDA_CODES = (
-    (46, ("compute mode",)), (100, ("CUDA_ERROR_NO_DEVICE",)), (101, ("CUDA_ERROR_INVALID_DEVICE",)),
-    (802, ("fabric manager",)), (803, ("libcuda.so.1", "kernel's driver")), (804, ("forward compatibility",)),
-    (805, ("MPS",)), (999, ("nvidia_uvm",)), (34, ("cuInit returned 34",)),
-)  # fmt: skip
-FAULTS = (
-    # Locked and shared memory.
-    Fault("memlock-64k", limit(65536), "memlock", ("64 KiB",)),
-    Fault("memlock-8m", limit(8 << 20), "memlock", ("8 MiB", "/proc/self/limits")),
-    Fault("memlock-finite", limit(16 << 30), "memlock", ("16 GiB",), WARN),
-    Fault("shm-64m", answer("shm", size=64 << 20, free=64 << 20), "shm", ("/dev/shm", "64 MiB")),
-    Fault("shm-full", answer("shm", size=8 << 30, free=1 << 20), "shm", ("/dev/shm", "8 GiB", "1 MiB")),
-    Fault("shm-absent", lambda tree: tree.answer("shm", {"why": "No such file or directory"}), "shm",
-          ("/dev/shm", "No such file")),
-    Fault("shm-little", answer("shm", size=512 << 20, free=512 << 20), "shm", ("512 MiB",), WARN),
-    Fault("huge-pages-none", lambda tree: tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 0),
-          "huge-pages", ("no huge pages",), WARN),
-    Fault("huge-pages-spent", lambda tree: tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
-          "huge-pages", ("0 of 5128", "2 MiB"), WARN),
-    # Processors.
-    Fault("governor", lambda tree: tree.write("/sys/devices/system/cpu/cpufreq/policy3/scaling_governor", "powersave"),
-          "cpu-governor", ("1 core of the 192", "3 (governor powersave of acpi-cpufreq", "policy3"), WARN),
-    Fault("cores-of-node-0", lambda tree: tree.replace("/proc/self/status", "0-191", "0-40"), "numa-cores",
-          ("cores 0-40 of NUMA node 0", "GPU 4 is at node 1", "GPU 7 is at node 1"), WARN),
-    # RDMA devices.
-    Fault("efa-missing", lambda tree: without_efa(tree, "rdmap79s0"), "rdma-devices",
-          ("31 EFA devices", "32")),
-    Fault("efa-none", lambda tree: tree.remove("/sys/class/infiniband"), "rdma-devices",
-          ("0 EFA devices", "32", "none")),
-    Fault("efa-without-driver", unbound, "rdma-devices", ("1 network card", "0000:4f:00.0")),
-    Fault("port-down", port("rdmap80s0", "state", "1: DOWN"), "rdma-ports",
-          ("1 of 32", "rdmap80s0 (DOWN)")),
-    Fault("port-init", port("rdmap80s0", "state", "2: INIT"), "rdma-ports", ("rdmap80s0 (INIT)",)),
-    Fault("link-errors", symbol_errors, "rdma-ports",
-          ("the link of 1 of 32", "rdmap80s0 has counted 8841 symbol_error, and half of the others at most 7"), WARN),
-    Fault("rate-low", port("rdmap81s0", "rate", "25 Gb/sec (1X EDR)"), "rdma-rate",
-          ("1 RDMA device", "100 Gb/s", "rdmap81s0 at 25 Gb/s")),
-    Fault("rate-odd", port("rdmap81s0", "rate", "200 Gb/sec (4X HDR)"), "rdma-rate",
-          ("100 Gb/s", "rdmap81s0 at 200 Gb/s"), WARN),
-    Fault("uverbs-closed", answer("uverbs", **{"/dev/infiniband/uverbs3": "Operation not permitted"}), "uverbs-open",
-          ("1 of 32", "/dev/infiniband/uverbs3", "rdmap82s0", "Operation not permitted")),
-    Fault("uverbs-absent", lambda tree: tree.answer("uverbs", {f"/dev/infiniband/uverbs{n}": "No such file or directory"
-                                                             for n in range(32)}), "uverbs-open",
-          ("32 of 32", "No such file or directory")),
-    Fault("uverbs-module", lambda tree: tree.remove("/sys/class/infiniband_verbs"), "uverbs-open",
-          ("ib_uverbs", "not loaded")),
-    # From the devices to UCX. tests/machines makes those that soft-RoCE can have, and more.
-    Fault("srq-none", not_offered("rdmap79s0"), "ucx-uses-rdma", ("1 of 32", "rdmap79s0: it has no shared receive")),
-    Fault("kernel-abi", both(not_listed("rdmap79s0"), lambda tree: tree.change("nixl", lambda found: found[
-          "ucx_rdma"]["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3"))),
-          "ucx-uses-rdma", ("libibverbs says: Driver efa does not support the kernel ABI of 3",)),
-    Fault("not-found", not_listed("rdmap79s0"), "ucx-uses-rdma",
-          ("does not find its provider /usr/lib/x86_64-linux-gnu/libibverbs/libefa-rdmav34.so",)),
-    Fault("not-opened", ucx_rdma("rdmap79s0", opened="Too many open files"), "ucx-uses-rdma",
-          ("rdmap79s0: libibverbs cannot open it: Too many open files",)),
-    Fault("no-module", lambda tree: tree.change("nixl", lambda found: found["ucx_rdma"].update(module="")),
-          "ucx-uses-rdma", ("32 of 32", "no RDMA module (libuct_ib.so)")),
-    Fault("module-excluded", both(variable("UCX_MODULES", "^ib"), lambda tree: tree.change("nixl", lambda found: found[
-          "ucx_rdma"].update(module=""))), "ucx-uses-rdma", ("32 of 32", "UCX_MODULES=^ib keeps UCX from loading",)),
-    Fault("node-closed", answer("uverbs", **{"/dev/infiniband/uverbs3": "Operation not permitted"}), "ucx-uses-rdma",
-          ("1 of 32", "rdmap82s0: /dev/infiniband/uverbs3 cannot be opened: Operation not permitted")),
-    Fault("not-active", both(not_offered("rdmap80s0"), port("rdmap80s0", "state", "1: DOWN")), "ucx-uses-rdma",
-          ("1 of 32", "rdmap80s0: its port is DOWN")),
-    Fault("gid-index", both(not_offered("rdmap79s0"), variable("UCX_IB_GID_INDEX", "7")), "ucx-uses-rdma",
-          ("1 of 32", "rdmap79s0: UCX_IB_GID_INDEX=7 names no GID of it: it has 0")),
-    Fault("gid-link-local", backend("UCX", said=["uct_iface_open(srd/rdmap79s0:1) failed: Address not valid"]),
-          "ucx-uses-rdma", ("1 of 32", "rdmap79s0: its only GID is link-local (fe80:", "UCX says: Address not valid")),
-    Fault("no-device-chosen", variable("UCX_NET_DEVICES", "enp71s0"), "ucx-uses-rdma",
-          ("UCX_NET_DEVICES=enp71s0 leaves out every RDMA device: ",), WARN),
-    Fault("no-device-chosen-by-port", variable("UCX_NET_DEVICES", "enp71s0:1"), "ucx-uses-rdma",
-          ("UCX_NET_DEVICES=enp71s0:1 leaves out every RDMA device: ",), WARN),
-    Fault("no-gid", both(not_offered("rdmap79s0"), port("rdmap79s0", "gids/0", "0000:0000:0000:0000:0000:0000:0000:0000"
-          )), "ucx-uses-rdma", ("rdmap79s0: it has no GID",)),
-    Fault("iwarp", both(not_offered("rdmap79s0"), lambda tree: tree.write("/sys/class/infiniband/rdmap79s0/node_type",
-          "4: RNIC")), "ucx-uses-rdma", ("rdmap79s0: it speaks iWARP, which UCX does not",)),
-    Fault("not-asked", lambda tree: tree.change("nixl", lambda found: found.update(ucx_rdma=None)), "ucx-uses-rdma",
-          ("UCX was not asked",), UNKNOWN),
-    # Interfaces, addresses, names.
-    Fault("nic-down", lambda tree: tree.write("/sys/class/net/enp71s0/operstate", "down"), "nics-up",
-          ("enp71s0 is down",)),
-    Fault("mtu-odd", lambda tree: tree.write("/sys/class/net/enp72s0/mtu", 1500), "mtu",
-          ("ena", "enp71s0 has 9001", "enp72s0 has 1500")),
-    Fault("link-local-chosen", both(answer("addresses", enp72s0=["169.254.0.1/16"]),
-                                    nixl(advertised=["169.254.0.1", "10.0.0.11"])), "link-local",
-          ("link-local", "169.254.0.1")),
-    Fault("link-local-only", both(answer("addresses", enp71s0=["169.254.0.1/16"]), nixl(advertised=[])), "link-local",
-          ("link-local", "169.254.0.1/16 of enp71s0")),
-    Fault("name-unknown", answer("etcd", names=[{"host": "etcd.default", "addresses": [],
-                                                 "fault": "Name or service not known"}]), "names-resolve",
-          ("etcd.default (Name or service not known)",)),
-    Fault("host-network", lambda tree: tree.write("/var/run/secrets/kubernetes.io/serviceaccount/namespace", "bench"),
-          "names-resolve", ("Services", "/etc/resolv.conf"), WARN),
-    Fault("name-ipv6-only", answer("etcd", names=[{"host": "etcd.default", "addresses": ["fd00::1"], "fault": ""}]),
-          "names-resolve", ("etcd.default", "IPv4")),
-    Fault("peer-lost", answer("peers", **{"node-b": {"addresses": ["10.0.0.12"],
-          "fault": "10.0.0.12 port 1: no answer"}}),
-          "peer-reachable", ("1 of 1 host", "node-b: 10.0.0.12 port 1: no answer")),
-    Fault("side-channel-closed", answer("side-channels", prefill={"fault": "prefill port 5600: connection refused"}),
-          "side-channel", ("1 of 1 side channel", "prefill port 5600: connection refused")),
-    # GPUs.
-    Fault("gpu-missing", nvml(lambda found: found["gpus"].pop()), "gpus",
-          ("7 GPUs", "8", "7 NVIDIA H100 80GB HBM3", "0000")),
-    Fault("gpu-other-model", nvml(lambda found: found["gpus"][2].update(name="NVIDIA A100-SXM4-40GB")), "gpus",
-          ("1 GPU", "H100", "NVIDIA A100-SXM4-40GB")),
-    Fault("gpu-unusable", nvml(lambda found: found.update(gpus=found["gpus"][:7], unusable=[
-          {"index": 7, "error": "GPU is lost"}])), "gpus", ("NVML cannot use 1 of 8 GPUs: GPU 7 (GPU is lost)",)),
-    Fault("gpu-without-a-name", nvml(lambda found: found["gpus"][2].update(name="")), "gpus",
-          ("the model of at least one is unknown",), UNKNOWN),
-    Fault("gpu-no-driver", both(lambda tree: tree.remove("/proc/driver"), lambda tree: tree.answer("nvml",
-          {"why": "no"})),
-          "gpus", ("8 GPUs", "no NVIDIA driver")),
-    Fault("driver-updated-under-us", nvml(lambda found: found.update(driver="550.54.15")), "gpu-driver",
-          ("570.133.20", "550.54.15")),
-    Fault("driver-mismatch", lambda tree: tree.answer("nvml",
-          {"why": "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."}), "gpu-driver",
-          ("570.133.20", "NVML cannot be initialised: RM has detected an NVML/RM version mismatch.")),
-    Fault("driver-too-old", both(nixl(nixl_package="nixl-cu13"), lambda tree: tree.replace(FIVE, "570.133.20",
-          "550.54.15"),
-                                 nvml(lambda found: found.update(driver="550.54.15", cuda="12.4"))), "gpu-driver",
-          ("550.54.15", "12.4", "nixl-cu13", "CUDA 13")),
-    Fault("nvml-missing", lambda tree: tree.answer("nvml", {"why": "NVML (libnvidia-ml.so.1) was not found"}),
-          "gpu-driver", ("570.133.20", "NVML (libnvidia-ml.so.1) was not found"), UNKNOWN),
-    *(Fault(f"cuda-{code}", cuda(code), "gpu-driver", ("CUDA does not start", *values)) for code, values in CUDA_CODES),
-    Fault("mig-without-instances", nvml(mig(0, 3)), "gpus",
-          ("GPU 3 (0000:", "in MIG mode without an instance")),
-    Fault("mig-without-instances-anywhere", both(nvml(mig(0, *range(8))), cuda(100)), "gpus",
-          ("GPU 0 (0000:53:00.0), GPU 1", "in MIG mode without an instance")),
-    Fault("cuda-without-mig-instances", both(nvml(mig(0, *range(8))), cuda(100)), "gpu-driver",
-          ("CUDA shows no GPU: all are in MIG mode and have no instance",)),
-    Fault("mig", nvml(mig(2, 3)), "gpus", ("in MIG mode: GPU 3: CUDA gives a process one part",), WARN),
-    Fault("cuda-fails-without-the-variable-too", cuda(100, visible="7", without_variable=802), "gpu-driver",
-          ("CUDA_ERROR_SYSTEM_NOT_READY",)),
-    Fault("cuda-silent", cuda(None, why="the CUDA driver does not answer: no answer within 20 s"), "gpu-driver",
-          ("no answer within 20 s",)),
-    Fault("libcuda-missing", cuda(None, library="libcuda.so.1: cannot open shared object file"), "ucx-cuda",
-          ("libcuda.so.1: cannot open shared object file",)),
-    Fault("cuda-shows-fewer", cuda(shown=7), "gpus", ("7 of the 8 GPUs", "GPU 7 (0000:")),
-    Fault("ucx-without-cuda-runtime", backend("UCX", versions={"ucx_cuda_lacks": "libucm_cuda needs libcudart.so.12"}),
-          "ucx-cuda", ("libucm_cuda needs libcudart.so.12", "UCX takes GPU memory for host memory")),
-    Fault("p2p-off", nvml(pairs_of("the chipset does not support it", (0, 5), (5, 0))), "gpu-p2p",
-          ("2 of 56", "GPU 0", "GPU 5", "the chipset does not support it")),
-    Fault("nvlink-down", nvml(lambda found: found["gpus"][4].update(nvlinks=17)), "gpu-nvlink",
-          ("1 GPU", "18", "GPU 4 has 17")),
-    *(Fault(f"nvlinks-{count}", nvml(nvlinks(count)), "gpu-nvlink", ("8 GPUs", f"GPU 0 has {count} of 18"))
-      for count in (0, 4, 12, 15)),
-    Fault("p2p-off-with-nvlink", nvml(pairs_of("it is not supported", *permutations(range(8), 2))), "gpu-p2p",
-          ("56 of 56", "it is not supported")),
-    Fault("peermem-absent", no_peermem, "gpu-direct", ("nvidia_peermem", "no DMA-BUF")),
-    Fault("peermem-unknown", both(no_peermem, lambda tree: tree.answer("dma_buf", {"why": "it did not answer"})),
-          "gpu-direct", ("DMA-BUF", "it did not answer"), UNKNOWN),
-    Fault("peermem-closed-modules", both(no_peermem, lambda tree: tree.answer("dma_buf", {"why": "it did not answer"}),
-                                         lambda tree: tree.replace(FIVE, "Open ", "")),
-          "gpu-direct", ("nvidia_peermem", "not the open ones")),
-    Fault("gdrcopy-node", lambda tree: tree.remove("/dev/gdrdrv"), "gdrcopy", ("/dev/gdrdrv",),
-          WARN),
-    Fault("xid-79", xid(79), "gpu-xid", ("1 error", "Xid 79 of 0000:53:00 (the GPU has fallen off the bus)")),
-    Fault("xid-31", xid(31), "gpu-xid", ("1 error", "Xid 31 of 0000:53:00"), WARN),
-    *(Fault(f"xid-{number}", xid(number), "gpu-xid", ("1 error", f"Xid {number} of 0000:53:00 ({title})"))
-      for number, title in ((62, "the GPU's internal microcontroller halted"), (144, "NVLink error"),
-                            (149, "NVLink error"))),
-    Fault("xid-121", xid(121), "gpu-xid", ("Xid 121 of 0000:53:00 (corrected errors of the link",), WARN),
-    Fault("xid-149-nonfatal", xid(149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x004505c6 0x00000000)"), "gpu-xid",
-          ("Xid 149 of 0000:53:00 (NVLink error)",), WARN),
-    Fault("xid-154", recovery("0x2 (Node Reboot Required)"), "gpu-xid", ("Xid 154", ": 0x2 (Node Reboot Required)")),
-    Fault("xid-154-none", recovery("0x0 (None)"), "gpu-xid", ("Xid 154", ": 0x0 (None)"), WARN),
-    Fault("xid-unreadable", lambda tree: tree.answer("kernel_log", {"why": "the kernel's log cannot be read"}),
-          "gpu-xid",
-          ("the kernel's log cannot be read",), UNKNOWN),
-    Fault("ecc-uncorrected", nvml(lambda found: found["gpus"][6].update(uncorrected=2)), "gpu-ecc", ("GPU 6 has 2",)),
-    Fault("bar1-small", nvml(lambda found: found["gpus"][0].update(bar1=256 << 20)), "gpu-bar1",
-          ("GPU 0: 256 MiB of 80 GiB",), WARN),
-    Fault("persistence-off", nvml(lambda found: found["gpus"][1].update(persistence=False)), "gpu-persistence",
-          ("GPU 1",), WARN),
-    Fault("gpu-far-from-nics", other_switch, "gpu-nics",
-          ("4", "GPU 0 has 0")),
-    # NIXL and its libraries.
-    Fault("nixl-absent", lambda tree: tree.answer("nixl", {"why": "NIXL cannot be loaded: No module named 'nixl'"}),
-          "nixl-loads", ("No module named 'nixl'",)),
-    Fault("backend-name", backend("LIBFABRIC", error="NIXL has no plugin LIBFABRIC: it has UCX", plugin=""),
-          "backend-loads", ("LIBFABRIC", "NIXL has no plugin LIBFABRIC: it has UCX")),
-    Fault("plugin-absent", backend("LIBFABRIC", plugin=""), "plugin-libraries",
-          ("no plugin file", "LIBFABRIC")),
-    Fault("library-absent", backend("UCX", error="nixlNotFoundError: NIXL_ERR_NOT_FOUND",
-                                    missing=missing("libucp.so.0, which libplugin_UCX.so needs, was not found")),
-          "plugin-libraries", ("libucp.so.0, which libplugin_UCX.so needs, was not found",)),
-    Fault("symbol-version", backend("LIBFABRIC", error="no", missing=missing(
-        "/usr/lib/libfabric.so.1 lacks the symbol version FABRIC_1.10 that libplugin_LIBFABRIC.so needs",
-        versions=("FABRIC_1.10",))), "plugin-libraries",
-          ("/usr/lib/libfabric.so.1", "FABRIC_1.10", "libplugin_LIBFABRIC.so")),
-    Fault("two-libucs", lambda tree: tree.change("nixl",
-          lambda found: found["libraries"].append("/opt/hpcx/libucs.so.0")),
-          "libraries-once",
-          ("2 copies of libucs", "/usr/local/ucx/lib/libucs.so.0.0.0", "/opt/hpcx/libucs.so.0")),
-    Fault("two-libibverbs", lambda tree: tree.change("nixl",
-          lambda found: found["libraries"].extend([
-              "/opt/venv/nixl_cu12.libs/libibverbs-1de1263b.so.1", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"])),
-          "libraries-once",
-          ("libibverbs-1de1263b.so.1", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "139"), WARN),
-    Fault("etcd-client-absent", nixl(etcd_client={"path": "", "patched": False}), "etcd-client-library",
-          ("libetcd-cpp-api",)),
-    Fault("nixlbench-library", answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2"),
-          "nixlbench-starts",
-          ("/usr/local/bin/nixlbench", "error while loading shared libraries: libgflags")),
-    # etcd.
-    Fault("etcd-refused", answer("etcd", fault="etcd at http://etcd.default:2379: connection refused",
-          remedy="start it"), "etcd-answers",
-          ("http://etcd.default:2379", "connection refused")),
-    Fault("etcd-old", answer("etcd", version="3.3.27"), "etcd-version", ("3.3.27", "3.4")),
-    Fault("etcd-slow", answer("etcd", latency=0.35), "etcd-latency", ("350 ms",), WARN),
-    Fault("etcd-too-slow", answer("etcd", latency=2.5), "etcd-latency", ("2.5e+03 ms",)),
-    Fault("etcd-clock", answer("etcd", clock=-90.0), "etcd-clock", ("90 s behind",), WARN),
-    # Variables.
-    Fault("misspelt-ucx", both(variable("UCX_TSL", "rc"), nixl(unused={"UCX_TSL": "UCX_TLS"})), "variables-known",
-          ("UCX_TSL (did you mean UCX_TLS?)",)),
-    Fault("misspelt-fi", variable("FI_PROVIDERS", "efa"), "variables-known",
-          ("FI_PROVIDERS (did you mean FI_PROVIDER?)",)),
-    Fault("misspelt-nixl", variable("NIXL_ETCD_ENDPOINT", "http://e:1"), "variables-known",
-          ("NIXL_ETCD_ENDPOINT (did you mean NIXL_ETCD_ENDPOINTS?)",)),
-    Fault("ucx-tls-tcp", variable("UCX_TLS", "tcp,cuda_copy"), "transports-allowed",
-          ("UCX_TLS=tcp,cuda_copy", "RDMA")),
-    Fault("ucx-tls-not-ib", variable("UCX_TLS", "^ib"), "transports-allowed", ("UCX_TLS=^ib", "RDMA")),
-    Fault("ucx-tls-rc", both(variable("UCX_TLS", "rc,cuda"), ucx_refuses("rc")), "transports-allowed",
-          ("UCX_TLS=rc,cuda", "no device for rc")),
-    Fault("ucx-tls-rc-unused", both(variable("UCX_TLS", "rc,cuda"), ucx_refuses("rc"), lambda tree: tree.change(
-          "nixl", lambda found: found["ucx_rdma"]["offered"].clear())), "transports-allowed",
-          ("UCX uses none of this host's RDMA devices (rdmap79s0", "ucx-uses-rdma says why")),
-    Fault("ucx-tls-misspelt", variable("UCX_TLS", "rcc,cuda_copi,srd"), "transports-allowed",
-          ("'rcc', 'cuda_copi'", "did you mean rc, cuda_copy?"), WARN),
-    Fault("ucx-tls-empty", variable("UCX_TLS", ""), "transports-allowed", ("UCX_TLS=", "an empty list")),
-    Fault("ucx-tls-no-cuda", variable("UCX_TLS", "ud,sm"), "transports-allowed",
-          ("UCX_TLS=ud,sm", "cuda_copy and cuda_ipc"), WARN),
-    Fault("ucx-tls-refused", both(variable("UCX_TLS", "ud,banana"), ucx_refuses("banana")), "transports-allowed",
-          ("UCX_TLS=ud,banana allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX",)),
-    Fault("ucx-tls-not-refused", both(variable("UCX_TLS", "ud,banana,cuda"), backend("UCX", error="another cause")),
-          "transports-allowed", ("contains names that UCX does not know: 'banana'",), WARN),
-    Fault("ucx-tls-tcp-refused", both(variable("UCX_TLS", "tcp"), backend("UCX", error="it refuses")),
-          "transports-allowed", ("UCX_TLS=tcp excludes every RDMA transport", "RDMA; and it allows no CUDA memory")),
-    Fault("ucx-tls-tcp-not-created", both(variable("UCX_TLS", "tcp"), backend("UCX", error="it refuses")),
-          "backend-loads", ("UCX cannot be created: it refuses; UCX_TLS=tcp excludes every RDMA transport",)),
-    Fault("ucx-tls-no-cuda-old", both(variable("UCX_TLS", "ud,sm"), nixl(nixl="1.4.1"), backend("UCX", error="no")),
-          "transports-allowed", ("UCX_TLS=ud,sm excludes cuda_copy and cuda_ipc",), WARN),
-    Fault("ucx-device", variable("UCX_NET_DEVICES", "rdmap79s1:1"), "devices-there",
-          ("UCX_NET_DEVICES", "rdmap79s1", "did you mean rdmap79s0?")),
-    Fault("fi-provider", variable("FI_PROVIDER", "efaa"), "provider-there",
-          ("FI_PROVIDER=efaa", "did you mean efa?")),
-    Fault("fi-provider-tcp", variable("FI_PROVIDER", "tcp"), "provider-there", ("FI_PROVIDER=tcp", "EFA")),
-    Fault("fi-provider-no-efa", both(variable("FI_PROVIDER", "efa"), lambda tree: tree.remove("/sys/class/infiniband")),
-          "provider-there", ("FI_PROVIDER=efa", "no EFA")),
-    Fault("namespace-slash", variable("NIXL_ETCD_NAMESPACE", "/nixl/agents/"), "namespace-plain",
-          ("/nixl/agents/", "ends with a slash"), WARN),
-    Fault("namespace-no-slash", variable("NIXL_ETCD_NAMESPACE", "nixl"), "namespace-plain",
-          ("=nixl", "without a slash"), WARN),
-    Fault("nixl-versions", lambda tree: tree.change("image", lambda found: found["packages"].update(
-        {"nixl": "1.5.0", "nixl-cu13": "1.3.2"})), "nixl-packages-agree",
-          ("nixl-cu12 1.5.0", "nixl-cu13 1.3.2", "nixl-cu12 1.5.0 is loaded")),
-    Fault("nixl-ep", both(variable("VLLM_ALL2ALL_BACKEND", "nixl_ep"), answer("image", nixl_ep={
-        "path": "/usr/local/nixl_ep_cu12", "why": "it is built for torch 2.11, and torch is 2.9.0"})),
-          "nixl-packages-agree", ("VLLM_ALL2ALL_BACKEND=nixl_ep", "torch 2.11", "2.9.0")),
-    Fault("engine-without-efa", variable("SGLANG_DISAGGREGATION_NIXL_BACKEND", "UCX"), "engine-backend-fits",
-          ("SGLANG_DISAGGREGATION_NIXL_BACKEND=UCX", "32 EFA devices", "LIBFABRIC", "SGLang")),
-    Fault("expandable-segments", variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), "variables-agree",
-          ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "600")),
-    Fault("side-channel-elsewhere", variable("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.12"), "variables-agree",
-          ("VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.12", "this one has 10.0.0.11")),
-    Fault("telemetry-off", both(variable("NIXL_TELEMETRY_ENABLE", "n"), nixl(telemetry={
-        "error": "nixlNoTelemetryError: NIXL_ERR_NO_TELEMETRY"})), "telemetry-in-process",
-          ("NIXL_TELEMETRY_ENABLE=n", "1.5.0", "nixlNoTelemetryError")),
-    Fault("telemetry-off-untried", both(variable("NIXL_TELEMETRY_ENABLE", "Off"), nixl(telemetry={})),
-          "telemetry-in-process", ("NIXL_TELEMETRY_ENABLE=Off", "1.5.0")),
-    Fault("telemetry-unread", nixl(telemetry={"error": "nixlBackendError: NIXL_ERR_BACKEND"}), "telemetry-in-process",
-          ("nixlBackendError",), UNKNOWN),
-    Fault("namespace-quoted", variable("NIXL_ETCD_NAMESPACE", '"/nixl"'), "namespace-plain", ('"/nixl"', "quotes")),
-    Fault("two-etcds", both(variable("NIXL_ETCD_ENDPOINTS", "http://a:2379"), variable("ETCD_ENDPOINTS",
-          "http://b:2379")),
-          "variables-agree", ("NIXL_ETCD_ENDPOINTS=http://a:2379", "ETCD_ENDPOINTS=http://b:2379")),
-    Fault("proxy", both(variable("NIXL_ETCD_ENDPOINTS", "http://a:2379"), variable("https_proxy", "http://proxy:3128")),
-          "variables-agree", ("https_proxy", "gRPC")),
-    Fault("efa-rdma-off", variable("FI_EFA_USE_DEVICE_RDMA", "0"), "variables-agree", ("FI_EFA_USE_DEVICE_RDMA=0",)),
-    Fault("p2p-disabled", variable("FI_HMEM_DISABLE_P2P", "1"), "variables-agree",
-          ("FI_HMEM_DISABLE_P2P=1",)),
-    Fault("gpus-hidden", variable("CUDA_VISIBLE_DEVICES", ""), "variables-agree",
-          ("CUDA_VISIBLE_DEVICES", "every GPU")),
-    *(Fault(f"gpus-hidden-{visible}", cuda(code, visible=visible, without_variable=0), "variables-agree",
-            (f"CUDA_VISIBLE_DEVICES={visible} ", *values))
-      for visible, code, values in (
-          ("8", 100, ("0 of this host's 8 GPUs", "'8'")), ("-1", 100, ("every GPU",)), ("8,0", 100, ("'8'",)),
-          ("0,0", 101, ("twice (0)",)), ("nonsense", 100, ("'nonsense'",)), ("GPU-deadbeef", 100, ("'GPU-deadbeef'",)),
-          ("MIG-deadbeef", 100, ("every GPU",)))),
-    Fault("gpus-list-ends", cuda(shown=1, visible="0,8"), "variables-agree",
-          ("CUDA_VISIBLE_DEVICES=0,8 shows 1 GPU", "'8'")),
-    Fault("gpus-hidden-driver-not-asked", both(variable("CUDA_VISIBLE_DEVICES", "0,0"),
-          lambda tree: tree.remove("/pytest-nixl/cuda_driver.json")), "variables-agree", ("twice (0)",)),
-    Fault("gpu-direct-off", variable("UCX_IB_GPU_DIRECT_RDMA", "No"), "variables-agree",
-          ("UCX_IB_GPU_DIRECT_RDMA=No ",)),
-    Fault("fork-safe", variable("RDMAV_FORK_SAFE", "1"), "variables-agree", ("RDMAV_FORK_SAFE", "huge pages")),
-)  # fmt: skip
+def status(**values: str | int) -> Make:
+    """Change lines of the status of this process."""
+    lines = {"CapEff": "00000000a80425fb", "Cpus_allowed_list": "0-95", **values}
+    return write("/proc/self/status", "\n".join(f"{name}:\t{value}" for name, value in lines.items()))
+
+
+def queues(**answers: str) -> Make:
+    """Say what the calls that set up a queue answer."""
+    return answer("storage-queues", **answers)
+
+
+def governor(core: int, driver: str = "acpi-cpufreq", preference: str = "") -> Make:
+    """Let a core save power."""
+    place = f"/sys/devices/system/cpu/cpufreq/policy{core}"
+    files = {"scaling_governor": "powersave", "scaling_driver": driver, "energy_performance_preference": preference}
+    return all_of(*(write(f"{place}/{name}", text) for name, text in files.items() if text or "driver" in name))
+
+
+def connectx(*names: str, driver: str = "mlx5_core", node_type: str = "1: CA") -> Make:
+    """Put other cards into the places of the EFA devices, the first of which are near GPU 0."""
+
+    def make(tree: Tree) -> None:
+        folders = [_device_folder(tree, name) for name in EFA]
+        without(*EFA)(tree)
+        for folder in folders:
+            tree.remove(f"{folder}/driver")
+            tree.remove(f"{folder}/vendor")
+        for number, (name, folder) in enumerate(zip(names, folders, strict=False)):
+            tree.write(f"{folder}/vendor", "0x15b3")
+            tree.link(f"{folder}/driver", f"/sys/bus/pci/drivers/{driver}")
+            tree.link(f"/sys/class/infiniband/{name}/device", folder)
+            tree.write(f"/sys/class/infiniband/{name}/node_type", node_type)
+            port(name, state="4: ACTIVE", rate="100 Gb/sec (4X EDR)", gids__0=f"fe80:0000::{number + 1}")(tree)
+            tree.write(f"/sys/class/infiniband_verbs/uverbs{number}/ibdev", name)
+        answers = {name: {"listed": True, "opened": "", "registered": "", "shared_queues": 0} for name in names}
+        ucx(offered={name: ["rc_mlx5"] for name in names}, answers=answers)(tree)
+
+    return make
+
+
+LIMIT = "Max locked memory         {0}                {0}                bytes     "
+UVERBS_GONE = "No such file or directory"
+IB = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
+LIMITS, KERNEL, URING = "/proc/self/limits", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/io_uring_disabled"
+OF_NIXL = "libucs libucp libuct libucm libfabric libnixl libetcd-cpp-api-core libcudart"
+NO_DEVICES = (without(*EFA), nixl(ucx_rdma=None))
+NO_DMA_BUF = (answer("dma_buf", supported=False), p2p("NONE", *EFA))
+NO_EP = {"path": "/ep", "why": "it is built for torch 2.11"}
+TWO_WHEELS = {"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0"}
+CUDA_13 = nixl(nixl_package="nixl-cu13", nixl_module="/lib/nixl_cu13/_api.py")
+GPUNETIO = MACHINE + '[image]\nplugins = ["GPUNETIO"]'
+POD = write("/var/run/secrets/kubernetes.io/serviceaccount/namespace", "bench")
+UNRESOLVED = answer("etcd", names=[{"host": "etcd.default", "addresses": [], "fault": "Name or service not known"}])
+UCX_CONF = answer("ucx_files", **{"/etc/ucx/ucx.conf": ["UCX_TLS=rc", "UCX_X=1"]})
+SMALL_SHM = answer("shm", size=64 << 20, free=64 << 20)
+REFUSED, LOST = "NIXL_ERR_BACKEND", "No module named 'nixl'"
+MOVED = TransferProof("UCX", "DRAM:DRAM", transports=("cma/memory",), libraries=("/opt/nixl/libucp-b39b3ed9.so.0.0.0",))
+
+STATES = {
+    "healthy": state(),
+    "of-an-image": state(image=True),
+    "without-a-profile": state(profile="loopback"),
+    "of-tcp-cards": state(profile=TCP_MACHINE),
+    "bare": state(*NO_DEVICES, gpus(), cuda(100, node=False), off_bus(GPU_0, GPU_1), profile="loopback"),
+    "without-rdma": state(*NO_DEVICES, profile="loopback"),
+    "with-ucx-alone": state(backends=("UCX",)),
+    "with-libfabric-alone": state(backends=("LIBFABRIC",)),
+    # libraries: NIXL and its backends
+    "nixl-absent": state(silent("nixl", LOST)),
+    "nixl-absent-with-remedy": state(lambda tree: tree.answer("nixl", {"why": "it ends", "remedy": "mend it"})),
+    "nixl-absent-with-lines": state(
+        lambda tree: tree.answer("nixl", {"why": "it ends", "remedy": "read the lines below"}),
+    ),
+    "nixl-not-recorded": state(silent("nixl", NOT_RECORDED)),
+    "nixl-absent-once": state(silent("nixl", LOST), transfers=(MOVED,)),
+    "nixl-absent-once-by-a-limit": state(
+        lambda tree: tree.answer("nixl", {"why": "no thread", "remedy": PROCESSES_REMEDY}), transfers=(MOVED,)
+    ),
+    "nixl-absent-by-a-variable": state(
+        silent("nixl", LOST),
+        transfers=(replace(MOVED, fault="it ends", culprits=(("LD_PRELOAD", "/x.so"),)), MOVED),
+    ),
+    "nixl-absent-in-transfers-too": state(silent("nixl", LOST), transfers=(replace(MOVED, fault="it ends"),)),
+    "nixl-without-ucx": state(nixl(ucx="")),
+    "nixl-before-its-libraries-were-read": state(nixl(libraries=[], etcd_client={"path": "", "patched": False})),
+    "etcd-client-absent": state(nixl(etcd_client={"path": "", "patched": False})),
+    "etcd-client-not-patched": state(nixl(etcd_client={"path": "/usr/lib/libetcd-cpp-api.so", "patched": False})),
+    "backend-not-tried": state(backends=("UCX", "LIBFABRIC", "POSIX")),
+    "backend-without-dram": state(backend("UCX", memories=["VRAM_SEG", "FILE_SEG"])),
+    "backend-without-memory": state(backend("LIBFABRIC", memories=[])),
+    "backend-error": state(refused()),
+    "backend-error-with-remedy": state(refused("LIBFABRIC", remedy="mend it")),
+    "backend-error-of-both": state(refused(), refused("LIBFABRIC", remedy="mend it")),
+    "backend-error-without-plugin": state(refused("LIBFABRIC", plugin=""), nixl(plugins=["UCX"])),
+    "backends-without-plugin": state(
+        nixl(plugins=["GDS"]), backend("LIBFABRIC", plugin=""),
+        backend("UCX", plugin="", error="NIXL has no such plugin"),
+    ),
+    "backend-libraries-missing": state(refused(missing=lacks("libucp.so.0", "libucs.so.0"))),
+    "backend-libraries-missing-with-remedy": state(refused(missing=lacks("libucp.so.0"), remedy="mend it")),
+    "backend-library-missing-but-works": state(backend("UCX", missing=lacks("libx.so.1"), remedy="mend it")),
+    "backend-versions-missing": state(refused("LIBFABRIC", missing=lacks("libfabric.so.1", versions=("FABRIC_1.10",)))),
+    "backend-driver-library-missing": state(refused(missing=lacks("libcuda.so.1"))),
+    "backend-driver-library-missing-in-image": state(refused(missing=lacks("libcuda.so.1")), image=True),
+    "backend-nvml-missing-in-image": state(refused(missing=lacks("libnvidia-ml.so.1")), image=True),
+    "backend-two-libraries-missing-in-image": state(refused(missing=lacks("libcuda.so.1", "libx.so.1")), image=True),
+    "backend-library-missing-in-image": state(refused(missing=lacks("libx.so.1")), image=True),
+    "all-backends-of-image-lack-two": state(
+        refused(missing=lacks("libcuda.so.1", "libx.so.1")), image=True, backends=("UCX",),
+    ),
+    "ucx-says-one-line": state(refused(said=["odd"])),
+    "ucx-says-five-lines": state(refused(said=["a", "b", "c", "d", "e"], remedy="mend it")),
+    "ucx-says-no-sysfs": state(refused(said=["scandir(/sys/class/net) failed"])),
+    "ucx-says-no-memory": state(refused(said=["odd", "mmap: Cannot allocate memory"], remedy="mend it")),
+    "ucx-says-many-files": state(refused(said=["Too many open files"], remedy="mend it")),
+    "ucx-says-many-files-in-other-words": state(refused(said=["number of files that could be opened"])),
+    "ucx-says-many-files-and-memory-is-limited": state(refused(said=["Too many open files"], remedy=MEMORY_REMEDY)),
+    "ucx-says-not-permitted-with-seccomp": state(
+        write("/proc/self/status", "Seccomp:\t2\nCpus_allowed_list:\t0-95"),
+        refused(said=["mbind: Operation not permitted"]),
+    ),
+    "ucx-says-not-permitted-without-seccomp": state(
+        write("/proc/self/status", "Seccomp:\t0\nCpus_allowed_list:\t0-95"),
+        refused(said=["mbind: Operation not permitted"]),
+    ),
+    "ucx-says-no-peer-failure": state(refused(said=["x - no peer failure handler"])),
+    "ucx-says-no-shared-memory": state(SMALL_SHM, refused(said=["shm_open() failed: No space"])),
+    "ucx-says-nothing-of-little-shared-memory": state(SMALL_SHM, refused(said=["odd"])),
+    "ucx-refused-with-files": state(refused(said=["odd"]), UCX_CONF),
+    "ucx-refused-for-a-device": state(variables(UCX_NET_DEVICES="mlx5_9:1"), refused(said=["no such device"])),
+    "ucx-refused-for-a-device-with-files": state(variables(UCX_NET_DEVICES="mlx5_9:1"), refused(), UCX_CONF),
+    "libfabric-refused-beside-a-device": state(variables(UCX_NET_DEVICES="mlx5_9:1"), refused("LIBFABRIC")),
+    "ucx-refused-near-cards": state(refused(), after="gpu-missing"),
+    "ucx-refused-near-cards-that-are-chosen": state(
+        variables(UCX_NET_DEVICES="rdmap79s0:1"), refused(), after="gpu-missing",
+    ),
+    "ucx-refused-near-one-card-too-many": state(without(EFA[3]), refused(), after="gpu-missing"),
+    "two-libucs": state(in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0"))),
+    "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
+    "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
+    "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"])),
+    "nixlbench-absent": state(silent("nixlbench", "nixlbench is not on PATH")),
+    "nixlbench-broken": state(answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2")),
+    # image: versions, plugins, code for GPUs
+    "image-not-recorded": state(silent("image", NOT_RECORDED)),
+    "plugins-unknown": state(image(plugin_folder="")),
+    "plugins-unwanted": state(
+        plugin("GDS", "libcudart.so.12", "libcufile.so.0"), plugin("X", error="undefined symbol: y"),
+    ),
+    "plugins-wanted": state(
+        plugin("GDS", "libcudart.so.12", "libcufile.so.0"),
+        plugin("Mooncake", "libglog.so.0", versions=("G_2", "G_3")),
+        plugin("X", error="undefined symbol: y"),
+        profile=MACHINE + '[image]\nplugins = ["UCX", "GDS", "MOONCAKE", "X", "HF3FS"]',
+    ),
+    "plugins-wanted-load": state(profile=MACHINE + '[image]\nplugins = ["UCX", "LIBFABRIC"]'),
+    "plugin-within-nixl": state(
+        nixl(plugins=["LIBFABRIC", "UCX", "HF3FS"]), profile=MACHINE + '[image]\nplugins = ["HF3FS"]',
+    ),
+    "plugin-that-a-worker-created": state(
+        in_answer("image", lambda entry: entry["plugins"].pop(0)), plugin("LIBFABRIC", "libfabric.so.1"),
+        profile=MACHINE + '[image]\nplugins = ["LIBFABRIC"]',
+    ),
+    "plugin-that-no-worker-created": state(
+        in_answer("image", lambda entry: entry["plugins"].pop(0)), plugin("LIBFABRIC", "libfabric.so.1"),
+        refused("LIBFABRIC"), profile=MACHINE + '[image]\nplugins = ["LIBFABRIC"]',
+    ),
+    "plugin-without-the-driver": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO),
+    "plugin-without-the-driver-in-image": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO, image=True),
+    "two-wheels": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0", "nixl": "1.5.0"})),
+    "two-wheels-of-two-versions": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.3.2"})),
+    "no-wheel": state(image(packages={})),
+    "plugin-of-another-release": state(backend("UCX", release="1.4.0")),
+    "plugin-of-the-same-release": state(backend("UCX", release="1.5.0")),
+    "kernels-that-do-not-fit": state(image(nixl_ep=NO_EP)),
+    "kernels-that-are-used": state(
+        image(nixl_ep=NO_EP, packages=TWO_WHEELS),
+        variables(VLLM_ALL2ALL_BACKEND="Nixl_EP"),
+    ),
+    "other-kernels-are-used": state(image(nixl_ep=NO_EP), variables(VLLM_ALL2ALL_BACKEND="deepep")),
+    "cuda-of-nixl-unknown": state(nixl(nixl_package="nixl", nixl_module="/opt/nixl/nixl/_api.py")),
+    "cuda-of-nixl-by-its-runtime": state(
+        nixl(nixl_package="nixl", nixl_module="/opt/nixl/nixl/_api.py", libraries=["/cuda/libcudart.so.13"])
+    ),
+    **{
+        f"cuda-{number}-torch-{torch}-driver-{driver}": state(
+            nixl(nixl_package=f"nixl-cu{number}", nixl_module=f"/lib/nixl_cu{number}/_api.py"),
+            image(torch={"version": "2", "cuda": torch, "path": "t"} if torch != "none" else {}),
+            answer("nvml", cuda=driver),
+        )
+        for number, torch, driver in (
+            (12, "13.0", "12.9"), (13, "13.0", "12.9"), (13, "12.8", "12.9"), (12, "11.8", "12.9"),
+            (12, "12.8", "11.8"),
+            (12, "none", "11.8"), (13, "none", "12.4"), (13, "13.0", "13.0"), (12, "", "12.9"),
+        )
+    },
+    "cuda-13-torch-12-with-both-wheels": state(CUDA_13, image(packages={"nixl-cu13": "1.5.0", "nixl-cu12": "1.5.0"})),
+    "cuda-13-in-image-without-torch": state(CUDA_13, image(torch={}), image=True),
+    "versions-wanted": state(
+        profile=MACHINE + '[versions]\nnixl = "1.5"\nucx = ">=1.20, <2"\nlibfabric = ">=1.18"\n'
+        'etcd_cpp_api = "0.15.4"\ncuda = "12"\ntorch = "2.9"\ngdrcopy = "2"\nefa_installer = ">=1.40"\n'
+        '[image]\netcd_uri_patch = true'
+    ),
+    "versions-not-fitting": state(
+        versions(gdrcopy=["", "libgdrapi.so.2", "it is not found"]),
+        profile=MACHINE + '[versions]\nnixl = "1.4"\nucx = ">=1.22"\nlibfabric = "<2"\netcd_cpp_api = "0.15.5"\n'
+        'cuda = "12.9"\ntorch = "2.10"\ngdrcopy = "2.4"\nefa_installer = ">1.43.2"\n[image]\netcd_uri_patch = false',
+    ),
+    "versions-not-readable": state(
+        versions(gdrcopy=["", "libgdrapi.so.2", "it is not found"], cuda=["new", "/cuda", ""]),
+        nixl(etcd_client={"path": "", "patched": False}),
+        profile=MACHINE + '[versions]\ngdrcopy = "2"\ncuda = "12"\nnixl = "1"\n[image]\netcd_uri_patch = true',
+    ),
+    "version-not-recorded": state(
+        in_answer("image", lambda entry: entry["versions"].pop("cuda")), profile=MACHINE + '[versions]\ncuda = "12"'
+    ),
+    "patch-missing": state(
+        nixl(etcd_client={"path": "/c.so", "patched": False}), profile=MACHINE + "[image]\netcd_uri_patch = true",
+    ),
+    "verbs-of-another-interface": state(verbs((IB, 59), providers=(("efa", 34, IB),))),
+    "verbs-of-another-interface-and-a-fitting-one": state(
+        verbs((IB, 59), ("/wheel/ib.so", 34), providers=(("efa", 34, "/wheel/ib.so"),)), ucx(libibverbs="/wheel/ib.so")
+    ),
+    "verbs-of-another-interface-in-use": state(
+        verbs((IB, 59), ("/wheel/ib.so", 34), providers=(("efa", 34, "/wheel/ib.so"),)), ucx(libibverbs=IB)
+    ),
+    "verbs-linked-to-another-copy": state(verbs((IB, 34), providers=(("efa", 34, "/wheel/ib.so"),))),
+    "verbs-with-two-providers": state(verbs((IB, 34), providers=(("efa", 59, IB), ("efa", 34, IB)))),
+    "verbs-without-provider": state(verbs((IB, 34), providers=(("mlx5", 34, IB),))),
+    "verbs-absent": state(verbs(providers=())),
+    "verbs-of-connectx": state(verbs((IB, 34), providers=(("efa", 34, IB),)), profile=IB_MACHINE, after="connectx"),
+    "code-for-another-gpu": state(gpu(name="NVIDIA L40S"), profile='[image]\nplugins = ["GPUNETIO"]\n'),
+    "code-for-another-gpu-unwanted": state(gpu(0, name="NVIDIA L40S"), profile="[image]\n"),
+    "code-by-the-capability": state(gpu(name="NVIDIA Voodoo", capability=100), profile="[image]\n"),
+    "code-by-another-capability": state(gpu(capability=120), profile='[image]\nplugins = ["GPUNETIO"]\n'),
+    "code-for-a-gpu-without-name": state(gpu(name="", capability=90), profile="[image]\n"),
+    "code-for-an-unknown-gpu": state(gpu(name="NVIDIA Voodoo"), profile="[image]\n"),
+    "code-for-the-profiles-gpu": state(profile=GPUNETIO, image=True),
+    "code-for-another-gpu-of-the-profile": state(
+        profile=MACHINE.replace("H100", "A100") + '[image]\nplugins = ["GPUNETIO"]', image=True,
+    ),
+    "code-without-a-known-gpu": state(profile="[image]\n", image=True),
+    "no-code": state(image(device_code=[])),
+    # resources
+    **{
+        f"memlock-{name}": state(write("/proc/self/limits", LIMIT.format(soft)))
+        for name, soft in (("64k", 65536), ("least", 512 << 20), ("finite", 16 << 30), ("little-less", (512 << 20) - 1))
+    },
+    "memlock-privileged": state(
+        write("/proc/self/limits", LIMIT.format(65536)),
+        write("/proc/self/status", "CapEff:\t0000000000004000\nCpus_allowed_list:\t0-95"),
+    ),
+    "memlock-unknown": state(remove("/proc/self/limits")),
+    "shm-default": state(SMALL_SHM),
+    "shm-default-of-a-laptop": state(SMALL_SHM, profile="loopback", after="bare"),
+    "shm-full": state(answer("shm", size=8 << 30, free=(64 << 20) - 1)),
+    "shm-little": state(answer("shm", size=(1 << 30) - 1, free=64 << 20)),
+    "shm-enough": state(answer("shm", size=1 << 30, free=64 << 20)),
+    "shm-absent": state(silent("shm", UVERBS_GONE)),
+    "shm-not-recorded": state(silent("shm", NOT_RECORDED)),
+    "huge-pages-none": state(write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 0)),
+    "huge-pages-spent": state(write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0)),
+    "huge-pages-of-two-sizes": state(
+        write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
+        write("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", 2),
+        write("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", 1),
+    ),
+    **{
+        f"queues-{name}": state(*make, backends=("UCX", "LIBFABRIC", "POSIX"))
+        for name, make in (
+            ("uring-disabled", [write(URING, 2)]),
+            ("uring-disabled-unasked", [write(URING, 1), queues(io_uring_setup="")]),
+            ("uring-disabled-for-others", [write(URING, 1), queues(io_uring_setup="EPERM")]),
+            ("uring-allowed", [write(URING, 1)]),
+            ("uring-forbidden-by-seccomp", [status(Seccomp=2), queues(io_uring_setup="EPERM")]),
+            ("uring-forbidden-by-a-module", [status(Seccomp=0), queues(io_uring_setup="EACCES")]),
+            ("uring-hidden", [status(Seccomp=2), queues(io_uring_setup="ENOSYS")]),
+            ("uring-absent", [queues(io_uring_setup="ENOSYS")]),
+            ("uring-locks", [write(KERNEL, "5.11.22-generic"), write(LIMITS, LIMIT.format((8 << 20) - 1))]),
+            ("uring-locks-less", [write(KERNEL, "5.11.22-generic"), write(LIMITS, LIMIT.format(8 << 20))]),
+            ("uring-locks-nothing", [write(KERNEL, "5.12.0"), write(LIMITS, LIMIT.format(65536))]),
+            ("uring-locks-unlimited", [write(KERNEL, "4.18.0")]),
+            ("uring-locks-as-root", [write(KERNEL, "5.4"), write(LIMITS, LIMIT.format(65536)), status(CapEff="4000")]),
+            ("uring-of-an-unknown-kernel", [write(KERNEL, "odd"), write(LIMITS, LIMIT.format(65536))]),
+            ("aio-forbidden", [status(Seccomp=2), queues(io_setup="EPERM")]),
+            ("aio-absent", [queues(io_setup="ENOSYS")]),
+            ("aio-reserved", [write("/proc/sys/fs/aio-nr", 65536 - 1023)]),
+            ("aio-nearly-reserved", [write("/proc/sys/fs/aio-nr", 65536 - 1024)]),
+            ("aio-unknown", [remove("/proc/sys/fs/aio-nr")]),
+            ("both-forbidden", [write(URING, 2), queues(io_setup="EACCES")]),
+            ("not-recorded", [remove("/pytest-nixl/storage-queues.json")]),
+        )
+    },
+    # Of intel_pstate and amd-pstate-epp, powersave is the usual governor, and the preference decides.
+    **{
+        f"governor-{driver or 'none'}-{preference or 'none'}": state(
+            governor(0, driver, preference)
+        )
+        for driver, preference in (
+            ("acpi-cpufreq", ""), ("", ""), ("intel_pstate", "power"), ("intel_pstate", "balance_power"),
+            ("amd-pstate-epp", "balance_power"), ("intel_pstate", "balance_performance"), ("intel_pstate", "default"),
+        )
+    },
+    "governor-of-two-cores": state(governor(1), governor(3)),
+    "governor-of-a-core-of-others": state(governor(0), cores("1-95")),
+    "governors-of-no-core-of-this-process": state(cores("48-95")),
+    "governors-absent": state(remove("/sys/devices/system/cpu/cpufreq")),
+    "cores-unknown": state(write("/proc/self/status", "CapEff:\t0000000000000000")),
+    "cores-of-node-0": state(cores("0-40")),
+    "cores-of-node-1": state(cores("48-95")),
+    "cores-of-no-node": state(cores("100-120")),
+    "cores-of-node-0-and-its-gpu": state(cores("0-40"), after="gpu-missing"),
+    "cores-of-node-0-and-its-visible-gpu": state(cores("0-40"), variables(CUDA_VISIBLE_DEVICES="0"), cuda(0, GPU_0)),
+    "cores-of-node-0-without-gpus": state(cores("0-40"), after="gpu-none-listed"),
+    "cores-of-node-0-with-cards-of-node-1": state(cores("0-40"), without(*EFA[:2]), after="gpu-missing"),
+    "cores-of-one-node": state(remove("/sys/devices/system/node/node1")),
+    # rdma
+    "efa-one-missing": state(without(EFA[0])),
+    "efa-none": state(*NO_DEVICES),
+    "efa-too-many": state(profile=MACHINE.replace("nics = 4", "nics = 3")),
+    "efa-unbound": state(unbound(EFA[0]), without(EFA[0])),
+    "efa-unbound-whatever-is-expected": state(unbound(EFA[0]), without(EFA[0]), profile="loopback"),
+    "connectx": state(connectx("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), profile=IB_MACHINE),
+    "connectx-unbound": state(unbound("mlx5_0"), profile=IB_MACHINE, after="connectx"),
+    "hns": state(
+        connectx("hns_0", "hns_1", "hns_2", "hns_3", driver="hns_roce_hw_v2"),
+        verbs((IB, 34), providers=(("hns", 34, IB), ("mlx5", 34, IB))), device("hns_0", listed=False),
+        profile=IB_MACHINE,
+    ),
+    "connectx-beside-efa": state(profile=IB_MACHINE),
+    "port-down": state(port(EFA[1], state="1: DOWN")),
+    "port-init": state(port(EFA[0], state="2: INIT"), port(EFA[3], state="1: DOWN")),
+    "one-port-of-two-down": state(lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "1: DOWN")),
+    "both-ports-down": state(
+        port(EFA[1], state="1: DOWN"),
+        lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "3: ARMED"),
+    ),
+    **{
+        f"errors-{count}-{counter}": state(errors(f"{folder}__{counter}", count))
+        for folder, counter, least in (
+            ("counters", "link_downed", 10), ("counters", "link_error_recovery", 10),
+            ("counters", "local_link_integrity_errors", 100), ("counters", "port_rcv_errors", 1000),
+            ("counters", "symbol_error", 1000), ("hw_counters", "rx_icrc_encapsulated", 100),
+        )
+        for count in (least, least - 1)
+    },
+    "errors-ten-times-as-many": state(errors("counters__symbol_error", 2000, usual=200)),
+    "errors-nine-times-as-many": state(errors("counters__symbol_error", 1999, usual=200)),
+    "errors-of-two-counters": state(errors("counters__symbol_error", 8841), errors("counters__port_rcv_errors", 2000)),
+    "errors-of-most": state(*(port(name, counters__symbol_error=9000) for name in EFA[1:])),
+    "errors-of-two-devices": state(without(EFA[2], EFA[3]), port(EFA[0], counters__symbol_error=9000)),
+    "rate-low": state(port(EFA[2], rate="25 Gb/sec (1X EDR)")),
+    "rate-high": state(port(EFA[2], rate="200 Gb/sec (4X HDR)")),
+    "rate-low-without-a-profile": state(port(EFA[2], rate="25 Gb/sec (1X EDR)"), profile="loopback"),
+    "rate-nearly-reached": state(*(port(name, rate="99.95 Gb/sec (4X EDR)") for name in EFA)),
+    "rate-unknown": state(*(port(name, rate="") for name in EFA)),
+    "uverbs-closed": state(closed("Operation not permitted", 1)),
+    "uverbs-absent": state(closed(UVERBS_GONE, 0, 1, 2, 3)),
+    "uverbs-not-recorded": state(silent("uverbs", NOT_RECORDED)),
+    "uverbs-module-absent": state(remove("/sys/class/infiniband_verbs")),
+    # rdma: from the devices to UCX. tests/machines makes those that soft-RoCE can have.
+    "ucx-without-module": state(ucx(module="")),
+    "ucx-without-module-by-a-variable": state(ucx(module=""), variables(UCX_MODULES="^ib")),
+    "ucx-not-asked": state(nixl(ucx_rdma=None)),
+    "ucx-does-not-list-of-another-abi": state(
+        device(EFA[0], offered=False, listed=False), ucx(other_abi={EFA[0]: "Driver efa does not support ABI 3"})
+    ),
+    "ucx-does-not-list-without-provider": state(
+        device(EFA[0], offered=False, listed=False), verbs((IB, 34), providers=(("mlx5", 34, IB), ("irdma", 34, IB)))
+    ),
+    "ucx-does-not-list-without-any-provider": state(
+        device(EFA[0], offered=False, listed=False), verbs((IB, 34), providers=()),
+    ),
+    "ucx-does-not-list-of-another-interface": state(
+        device(EFA[0], offered=False, listed=False), verbs((IB, 59), providers=(("efa", 34, IB),))
+    ),
+    "ucx-does-not-list-of-another-copy": state(
+        device(EFA[0], offered=False, listed=False), verbs((IB, 34), providers=(("efa", 34, "/wheel/ib.so"),))
+    ),
+    "ucx-does-not-list": state(device(EFA[0], offered=False, listed=False)),
+    "ucx-does-not-list-two": state(
+        device(EFA[0], offered=False, listed=False), device(EFA[2], offered=False, opened="Too many open files")
+    ),
+    "ucx-cannot-open": state(device(EFA[0], opened="Too many open files")),
+    "ucx-cannot-register": state(
+        device(EFA[0], registered="Cannot allocate memory"), write("/proc/self/limits", LIMIT.format(1 << 30)),
+    ),
+    "ucx-cannot-register-without-limit": state(device(EFA[0], registered="Cannot allocate memory")),
+    "ucx-has-an-interface-elsewhere": state(port(EFA[0], gid_attrs__ndevs__0="eth7")),
+    "ucx-has-an-interface-here": state(port(EFA[0], gid_attrs__ndevs__0="enp71s0")),
+    "ucx-offers-without-a-cause": state(device(EFA[0], offered=False, shared_queues=1)),
+    "ucx-offers-without-shared-queues": state(device(EFA[0], offered=False)),
+    "ucx-says-why-not": state(
+        device(EFA[0], shared_queues=1), port(EFA[0], gids__0="2001:0db8::1"),
+        backend("UCX", said=["uct_iface_open(srd/rdmap79s0:1) failed: Address not valid"]),
+    ),
+    "ucx-says-why-not-of-a-link-local-gid": state(
+        backend("UCX", said=["odd", "uct_iface_open(srd/rdmap79s0:1) failed: Address not valid"])
+    ),
+    "ucx-says-why-not-of-a-gid-of-an-interface": state(
+        port(EFA[0], gid_attrs__ndevs__0="enp71s0"),
+        backend("UCX", said=["uct_iface_open(srd/rdmap79s0:1) failed: Address not valid"]),
+    ),
+    "ucx-says-why-not-of-another-device": state(backend("UCX", said=["uct_iface_open(srd/rdmap9s0:1) failed: Busy"])),
+    "ucx-offers-not-the-iwarp": state(
+        device(EFA[0], offered=False), write(f"/sys/class/infiniband/{EFA[0]}/node_type", "4: RNIC"),
+    ),
+    "ucx-offers-not-what-is-down": state(device(EFA[0], offered=False), port(EFA[0], state="1: DOWN")),
+    "ucx-offers-not-the-gid-index": state(device(EFA[0], offered=False), variables(UCX_IB_GID_INDEX="7")),
+    "ucx-offers-not-another-gid-index": state(device(EFA[0], offered=False), variables(UCX_IB_GID_INDEX="0")),
+    "ucx-offers-not-without-gid": state(device(EFA[0], offered=False), port(EFA[0], gids__0="0000:0000::0000")),
+    "ucx-leaves-out-all": state(variables(UCX_NET_DEVICES="enp71s0:1")),
+    "ucx-leaves-out-all-without-port": state(variables(UCX_NET_DEVICES="enp71s0,enp72s0")),
+    "ucx-leaves-out-some": state(variables(UCX_NET_DEVICES="enp71s0,rdmap79s0:1")),
+    # network
+    "nic-down": state(write("/sys/class/net/enp71s0/operstate", "down")),
+    "nic-in-an-unknown-state": state(write("/sys/class/net/enp71s0/operstate", "unknown")),
+    "nic-down-that-carries-nothing": state(write("/sys/class/net/enp72s0/operstate", "down")),
+    "nic-down-that-is-named": state(
+        write("/sys/class/net/enp72s0/operstate", "lowerlayerdown"), variables(UCX_NET_DEVICES="enp72s0,rdmap79s0:1")
+    ),
+    "nic-none-in-use": state(lambda tree: tree.answer("addresses", {}), remove("/proc/net/route")),
+    "nic-rates": state(
+        *(write(f"/sys/class/net/enp{n}s0/speed", s) for n, s in ((71, 100000), (72, 99950))), profile=TCP_MACHINE,
+    ),
+    "nic-rate-low": state(
+        *(write(f"/sys/class/net/enp{n}s0/speed", s) for n, s in ((71, 100000), (72, 25000))), profile=TCP_MACHINE,
+    ),
+    "mtu-differs": state(write("/sys/class/net/enp72s0/mtu", 1500)),
+    "mtu-of-an-interface-that-is-down": state(
+        write("/sys/class/net/enp72s0/mtu", 1500), write("/sys/class/net/enp72s0/operstate", "down")
+    ),
+    "link-local-advertised": state(
+        answer("addresses", enp72s0=["169.254.0.1/16"]), nixl(advertised=["169.254.0.1", "10.0.0.11"])
+    ),
+    "link-local-alone": state(
+        lambda tree: tree.answer("addresses", {"enp71s0": ["169.254.0.1/16"]}), nixl(advertised=[]),
+    ),
+    "link-local-left-out": state(answer("addresses", enp72s0=["169.254.0.1/16"])),
+    "link-local-not-asked": state(answer("addresses", enp72s0=["169.254.0.1/16"]), nixl(advertised=[])),
+    "name-unknown": state(UNRESOLVED),
+    "name-unknown-without-server": state(UNRESOLVED, write("/etc/resolv.conf", "search ec2.internal")),
+    "name-in-a-pod-with-the-nodes-resolver": state(POD),
+    "name-in-a-pod-by-its-variable": state(
+        in_answer("environment", lambda entry: entry["launcher"].update(KUBERNETES_SERVICE_HOST="10.96.0.1"))
+    ),
+    "name-unknown-in-a-pod-with-the-nodes-resolver": state(POD, UNRESOLVED),
+    "name-in-a-pod": state(
+        POD,
+        write("/etc/resolv.conf", "nameserver 10.96.0.10\nsearch bench.svc.cluster.local svc.cluster.local"),
+    ),
+    "name-of-ipv6-only": state(answer("etcd", names=[{"host": "etcd.default", "addresses": ["fd00::1"], "fault": ""}])),
+    "name-of-two-addresses": state(
+        answer("etcd", names=[{"host": "etcd.default", "addresses": ["fd00::1", "10.0.0.5"], "fault": ""}])
+    ),
+    "name-is-an-address": state(answer("etcd", names=[
+        {"host": host, "addresses": [], "fault": "not asked"} for host in ("10.0.0.5", "fd00::1", "::ffff:10.0.0.5")
+    ])),
+    "peer-lost": state(answer("peers", **{
+        "node-b": {"addresses": ["10.0.0.12"], "fault": "10.0.0.12 port 1: no answer"},
+        "node-c": {"addresses": ["10.0.0.13"], "fault": ""},
+    })),
+    "peer-reached": state(answer("peers", **{"node-c": {"addresses": ["10.0.0.13"], "fault": ""}})),
+    **{
+        f"side-channel-{name}": state(answer("side-channels", prefill={"fault": fault}, decode={"fault": ""}))
+        for name, fault in (
+            ("refused", "prefill port 5600: connection refused"), ("dropped", "prefill port 5600: no answer"),
+            ("silent", "prefill port 5600: no greeting of ZMQ"), ("unknown", "Name or service not known"), ("good", ""),
+        )
+    },
+    # gpu
+    "gpu-missing": state(gpus(0), cuda(0, GPU_0)),
+    "gpu-missing-on-the-bus": state(gpus(0), cuda(0, GPU_0), off_bus(GPU_1)),
+    "gpu-not-given": state(gpus(0, unusable=[{"index": 1, "error": "Insufficient Permissions"}]), cuda(0, GPU_0)),
+    "gpu-not-given-any": state(gpus(unusable=[{"index": 1, "error": "Insufficient Permissions"}]), cuda(0)),
+    "gpu-lost": state(gpus(0, unusable=[{"index": 1, "error": "GPU is lost"}]), cuda(0, GPU_0)),
+    "gpu-lost-without-remedy": state(gpus(0, unusable=[{"index": 1, "error": "odd"}]), cuda(0, GPU_0)),
+    "gpu-none-listed": state(gpus(), cuda(0), profile="h100"),
+    "gpu-none": state(gpus(), cuda(100, node=False), off_bus(GPU_0, GPU_1), profile="[image]\n"),
+    "gpu-without-driver": state(remove("/proc/driver"), silent("nvml", "no"), cuda(None)),
+    "gpu-of-another-model": state(gpu(1, name="NVIDIA A100-SXM4-40GB", nvlinks=18)),
+    "gpu-without-a-name": state(gpu(1, name="")),
+    "gpu-without-a-name-or-model": state(gpu(1, name=""), profile=MACHINE.replace('gpu = "H100"\n', "")),
+    "gpus-not-shown": state(cuda(0, GPU_0)),
+    "gpus-not-shown-and-not-expected": state(cuda(0, GPU_0), profile="loopback"),
+    "gpus-not-shown-by-a-variable": state(cuda(0, GPU_0), variables(CUDA_VISIBLE_DEVICES="0")),
+    "gpus-prohibited": state(gpu(1, state={"compute_mode": "prohibited"})),
+    "gpus-exclusive": state(gpu(1, state={"compute_mode": "exclusive process"})),
+    "gpus-exclusive-with-mps": state(
+        gpu(state={"compute_mode": "exclusive process"}), variables(CUDA_MPS_PIPE_DIRECTORY="/tmp/mps")
+    ),
+    "gpus-exclusive-with-the-usual-mps": state(
+        gpu(state={"compute_mode": "exclusive process"}), write("/tmp/nvidia-mps/control", "")
+    ),
+    "gpus-slowed": state(gpu(0, state={"slowed": ["hardware slowdown", "hardware power brake"]})),
+    "mig-without-instances": state(gpu(1, mig=True, instances=0)),
+    "mig-without-instances-and-not-expected": state(gpu(1, mig=True, instances=0), profile="loopback"),
+    "mig-without-instances-anywhere": state(gpu(mig=True, instances=0), cuda(100)),
+    "mig": state(gpu(1, mig=True, instances=2), pairs("ok", "ok")),
+    "mig-of-the-first-gpu": state(gpu(0, mig=True, instances=2), cuda(0, GPU_1)),
+    "mig-and-no-peer-to-peer": state(
+        gpu(1, mig=True, instances=2), pairs("it is not supported", "it is not supported"),
+    ),
+    "driver-updated": state(answer("nvml", driver="550.54.15")),
+    "driver-mismatch": state(
+        silent("nvml", "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."),
+    ),
+    "driver-silent": state(silent("nvml", "NVML does not answer: Unknown Error")),
+    "driver-too-old": state(CUDA_13, answer("nvml", cuda="12.4"), image(torch={})),
+    "driver-of-cuda-11": state(answer("nvml", cuda="11.8"), image(torch={})),
+    "driver-new": state(answer("nvml", cuda="13.0")),
+    "nvml-missing": state(silent("nvml", "NVML (libnvidia-ml.so.1) was not found")),
+    "nvml-package-missing": state(
+        silent("nvml", "NVML's Python package is not installed: run `pip install nvidia-ml-py`"),
+    ),
+    **{f"cuda-code-{code}": state(cuda(code)) for code in (46, 100, 101, 802, 803, 804, 805, 999, 34)},
+    "cuda-code-of-the-fabric": state(
+        cuda(802), gpu(1, state={"fabric": "is in progress"}), answer("nvml", confidential=True),
+    ),
+    "cuda-no-device-in-a-container": state(cuda(100, node=False)),
+    "cuda-fails-without-the-variable-too": state(cuda(100, without_variable=802), variables(CUDA_VISIBLE_DEVICES="7")),
+    "cuda-silent": state(cuda(None, why="the CUDA driver does not answer: no answer within 20 s")),
+    "cuda-not-loaded": state(cuda(None, library="libcuda.so.1: cannot open shared object file")),
+    "cuda-not-loaded-in-a-container": state(
+        cuda(None, library="libcuda.so.1: cannot open shared object file", node=False),
+    ),
+    "ucx-cuda-lacks": state(backend("UCX", versions={"ucx_cuda_lacks": "libucm_cuda needs libcudart.so.12"})),
+    "ucx-cuda-of-a-worker": state(backend("UCX", versions={"cuda_runtime": "/torch/lib/libcudart.so.12"})),
+    "ucx-cuda-unknown": state(backend("UCX", plugin="")),
+    **{
+        f"model-{profile}-{name.replace(' ', '-')}": state(gpu(name=f"NVIDIA {name}"), profile=profile)
+        for profile, name in (
+            ("h100", "H100 PCIe"), ("h100", "L4"), ("h100", "H20"), ("h100", "H200"), ("h200", "GH200 480GB"),
+            ("h200", "H200"),
+        )
+    },
+    # gpu_health
+    "p2p-off": state(pairs("ok", "the chipset does not support it"), gpu(1, state={"fabric": "has not started"})),
+    "p2p-off-with-nvlink": state(pairs("it is not supported", "it is not supported")),
+    "p2p-off-without-nvlink": state(pairs("it is not supported", "it is not supported"), gpu(nvlinks=None)),
+    "p2p-off-without-nvlink-in-two-ways": state(
+        pairs("it is not supported", "the driver does not know"), gpu(nvlinks=None),
+    ),
+    "p2p-unknown": state(in_answer("nvml", lambda entry: entry.pop("pairs"))),
+    "nvlink-down": state(gpu(1, nvlinks=17, state={"fabric": "has not started"})),
+    "nvlink-none-reported": state(gpu(nvlinks=None)),
+    **{
+        f"nvlink-{links}-of-{name.replace(' ', '-')}": state(
+            gpu(name=f"NVIDIA {name}", nvlinks=links), profile="loopback"
+        )
+        for name, links in (
+            ("H100 80GB HBM3", 15), ("A100-SXM4-80GB", 12), ("A100-SXM4-80GB", 11), ("A800-SXM4-80GB", 8),
+            ("A800-SXM4-80GB", 7), ("B200", 18), ("B200", 17), ("H20", 18), ("H20", 17), ("H200", 18), ("H200", 17),
+            ("H100 PCIe", 12), ("H200 NVL", 12),
+        )
+    },
+    "nvlink-15-expected": state(gpu(nvlinks=15)),
+    "nvlink-0-of-one-gpu": state(gpu(nvlinks=0), profile="loopback", after="gpu-missing"),
+    "direct-by-peermem": state(*NO_DMA_BUF, write("/sys/module/nvidia_peermem/refcnt", 1)),
+    "direct-by-efa": state(answer("dma_buf", supported=False)),
+    "direct-by-efa-of-some": state(answer("dma_buf", supported=False), p2p("NONE", EFA[1])),
+    "direct-by-nothing": state(*NO_DMA_BUF),
+    "direct-unknown": state(*NO_DMA_BUF, silent("dma_buf", "it did not answer")),
+    "direct-of-closed-modules": state(
+        *NO_DMA_BUF, silent("dma_buf", "it did not answer"),
+        lambda tree: tree.replace("/proc/driver/nvidia/version", "Open ", ""),
+    ),
+    "gdrcopy-without-node": state(remove("/dev/gdrdrv")),
+    "gdrcopy-without-module": state(remove("/sys/module/gdrdrv")),
+    "gdrcopy-not-of-this-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=["UCX_TLS", "UCX_NET_DEVICES"])),
+    "gdrcopy-of-an-unknown-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=[])),
+    "gdrcopy-of-no-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=["UCX_TLS"]), backends=("LIBFABRIC",)),
+    "xid-79": state(kernel_log(xid(79))),
+    "xid-two-grave": state(kernel_log(xid(79), xid(62, "x", "0000:97:00"), "NVRM: odd")),
+    "xid-31": state(kernel_log(xid(31))),
+    "xid-121": state(kernel_log(xid(121))),
+    "xid-31-and-121": state(kernel_log(xid(31), xid(121), xid(13))),
+    "xid-31-and-79": state(kernel_log(xid(31), xid(79))),
+    "xid-121-and-149-nonfatal": state(kernel_log(xid(121), xid(149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09"))),
+    "xid-149-nonfatal": state(kernel_log(xid(149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09"))),
+    "xid-149": state(kernel_log(xid(149, "NETIR_BER_EVENT Fatal XC0 i0 Link 09"))),
+    "xid-154-node-reboot": state(
+        kernel_log(xid(154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)"))
+    ),
+    "xid-154-none": state(
+        kernel_log(xid(154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")),
+    ),
+    "xid-unreadable": state(silent("kernel_log", "the kernel's log cannot be read")),
+    "ecc-uncorrected": state(gpu(1, uncorrected=2)),
+    "ecc-remap-failed": state(gpu(1, state={"remap_failed": True})),
+    "ecc-remap-pending": state(gpu(1, state={"remap_pending": True})),
+    "ecc-off": state(gpu(uncorrected=None, ecc=False)),
+    "ecc-unknown": state(gpu(uncorrected=None)),
+    "ecc-of-one": state(gpu(0, uncorrected=None)),
+    "bar1-small": state(gpu(1, bar1=(40 << 30) - 1)),
+    "bar1-half": state(gpu(1, bar1=40 << 30)),
+    "bar1-as-large": state(gpu(bar1=80 << 30)),
+    "bar1-unknown": state(gpu(bar1=None)),
+    "persistence-off": state(gpu(1, persistence=False)),
+    "persistence-unknown": state(gpu(persistence=None)),
+    "nics-fewer": state(profile=MACHINE.replace("nics_per_gpu = 2", "nics_per_gpu = 3")),
+    "nics-fewer-with-idle-ones": state(moved("pci0000:00", 0)),
+    "nics-on-another-root": state(moved("pci0000:00", 0), profile="loopback"),
+    "nics-on-the-same-root": state(moved("pci0000:44", 0)),
+    "nics-far": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="loopback"),
+    "nics-far-in-a-profile-of-a-gpu": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="h100"),
+    "nics-far-from-one-card": state(moved("pci0000:00", 0), without(*EFA[:3]), profile="loopback"),
+    "nics-far-but-all-there": state(
+        moved("pci0000:00", 0), without(*EFA[:2]),
+        profile=MACHINE.replace("nics = 4", "nics = 2").replace("nics_per_gpu = 2\n", ""),
+    ),
+    "nics-unplaced": state(moved("pci0000:00", -1), profile="loopback"),
+    "nics-without-paths": state(remove("/sys/bus/pci/devices/" + GPU_0, "/sys/bus/pci/devices/" + GPU_1)),
+    # etcd
+    "etcd-none": state(silent("etcd", "no etcd address is given")),
+    "etcd-not-recorded": state(silent("etcd", NOT_RECORDED)),
+    "etcd-refused": state(
+        answer("etcd", fault="etcd at http://etcd.default:2379: connection refused", remedy="start it"),
+    ),
+    **{
+        f"etcd-{fact}-{value}": state(answer("etcd", **{fact: value}))
+        for fact, values in (
+            ("version", ("3.3.27", "3.4.0", "4.0.0", "3.x", "new")), ("latency", (0.0999, 0.1, 0.9999, 1.0, None)),
+            ("clock", (5.0, -5.0, 5.6, -90.0, 2.4, -0.2, None)),
+        )
+        for value in values
+    },
+    # variables
+    "variables-misspelt": state(
+        variables(UCX_TSL="rc", FI_PROVIDERS="efa", NIXL_ETCD_ENDPOINT="http://e:1", UCX_OLD="1"),
+        nixl(unused={"UCX_TSL": "UCX_TLS", "UCX_OLD": ""}),
+    ),
+    "variables-unknown": state(variables(UCX_OLD="1", NIXL_BUILD_SRC_2="1"), nixl(unused={"UCX_OLD": ""})),
+    "variables-of-modules": state(
+        variables(UCX_OF_A_MODULE="1", UCX_TLS="rc,srd,cuda", FI_PROVIDER="efa", LD_LIBRARY_PATH="/x"),
+    ),
+    "variables-of-builds": state(
+        variables(**{f"NIXL_BUILD_{end}": "1" for end in ["DIR", "HOME", "PREFIX", "PATH", "ROOT", "VERSION", "VER"]}),
+    ),
+    "variables-of-more-builds": state(
+        variables(**{f"NIXL_BUILD_{end}": "1" for end in ["REF", "REPO", "URL", "COMMIT", "BRANCH", "TAG", "SRC"]}),
+    ),
+    "variables-of-builds-misspelt": state(variables(NIXL_PLUGINS_DIR="/x")),
+    "variables-of-families": state(
+        nixl(ucx_variables=[f"UCX_{name}_OF_IT" for name in ("RC_VERBS", "DC_MLX5", "UD_GDA", "SRD", "GGA")],
+             unused={f"UCX_{name}_OF_IT": "" for name in ("IB", "RC", "DC", "UD", "SRD")}),
+        variables(**{f"UCX_{name}_OF_IT": "1" for name in ("IB", "RC", "DC", "UD", "SRD")}),
+    ),
+    "variables-of-the-family-of-srd": state(
+        nixl(ucx_variables=["UCX_SRD_OF_IT"], unused={"UCX_IB_OF_IT": ""}), variables(UCX_IB_OF_IT="1")
+    ),
+    "variables-of-no-family": state(
+        nixl(ucx_variables=["UCX_GGA_OF_IT", "UCX_RC_VERBS_ON_IT"], unused={"UCX_IB_OF_IT": "", "UCX_XX_YY": ""}),
+        variables(UCX_IB_OF_IT="1", UCX_XX_YY="1"),
+    ),
+    "variables-without-ucx": state(variables(UCX_PROTO_INFO="y", UCX_PROTO_INFOS="y"), nixl(ucx_variables=[])),
+    "variables-of-another-provider": state(variables(FI_CXI_X="1", FI_OPX_Y="2")),
+    "variables-of-a-provider": state(variables(FI_EFA_X="1")),
+    "variables-without-libfabric": state(variables(FI_CXI_X="1"), nixl(fabric_variables=[])),
+    **{
+        f"tls-{name}": state(variables(UCX_TLS=text))
+        for name, text in (
+            ("empty", ""), ("commas", "^,"), ("tcp", "tcp,cuda_copy"), ("not-ib", "^ib"), ("not-all", "^all"),
+            ("not-rc-dc-ud", "^rc,dc,ud_verbs"), ("not-rc-dc", "^rc,dc"), ("all", "all"), ("srd", "srd,cuda"),
+            ("without-cuda", "ud,sm"), ("not-tcp", "^tcp"), ("misspelt", "rcc,cuda_copi,srd"), ("odd", "srd,odd,cuda"),
+        )
+    },
+    **{
+        f"tls-{name}-refused": state(variables(UCX_TLS=text), refused(said=lines))
+        for name, text, lines in (
+            ("tcp", "tcp", []), ("without-cuda", "ud,sm", []), ("not-cuda", "^cuda", []), ("odd", "odd,cuda", []),
+            ("misspelt", "rcc,cuda", []), ("sm", "^tcp,ib", []),
+            ("rc", "rc,cuda", ["transport 'rc' is not available, please use one or more of: ud, tcp, sm, srd, dc"]),
+            ("rc-odd", "rc,odd", ["transports 'rc','odd' are not available, please use one or more of: tcp, srd"]),
+        )
+    },
+    **{
+        f"tls-{name}-refused-without-rdma": state(
+            variables(UCX_TLS=text), refused(), profile="loopback", after="without-rdma"
+        )
+        for name, text in (("not-tcp", "^tcp"), ("sm", "sm,cuda"), ("rc", "rc,cuda"), ("auxiliary", "tcp:aux,cuda"))
+    },
+    "tls-refused-by-an-older-nixl": state(variables(UCX_TLS="ud,sm"), refused(), nixl(nixl="1.4.1")),
+    "tls-refused-without-gpu": state(variables(UCX_TLS="ud,sm"), refused(), profile="loopback", after="bare"),
+    "tls-rc-and-no-device-used": state(
+        variables(UCX_TLS="rc,cuda"), ucx(offered={}),
+        refused(said=["transport 'rc' is not available, please use one or more of: tcp, sm"]),
+    ),
+    "tls-not-of-the-profile": state(variables(UCX_TLS="ib,cuda,tcp"), profile="loopback"),
+    "tls-not-of-the-profile-over-tcp": state(
+        variables(UCX_TLS="tcp,cuda_copy"), profile="loopback", after="without-rdma",
+    ),
+    "tls-of-the-profile": state(variables(UCX_TLS="tcp,cuda_copy"), profile="tcp-loopback", after="without-rdma"),
+    "tls-not-of-another-profile": state(
+        variables(UCX_TLS="ib,cuda,tcp"),
+        profile=MACHINE + '[[expect]]\nbackend = ["UCX"]\nop = ["WRITE"]\nmemory = ["DRAM:DRAM"]\nblocks = "4KiB"\n'
+        'transports = ["cma"]\nsource = "-"',
+    ),
+    "device-absent": state(variables(UCX_NET_DEVICES="rdmap79s1:1,enp71s0")),
+    "device-absent-like-no-other": state(variables(FI_TCP_IFACE="zzz")),
+    "device-pattern": state(variables(UCX_NET_DEVICES="rdmap*,mlx5_[01],enp7?s0")),
+    "device-all": state(variables(UCX_NET_DEVICES="all")),
+    "device-excluded": state(variables(UCX_NET_DEVICES="^rdmap79s0")),
+    "device-loopback": state(loopback, variables(FI_SOCKETS_IFACE="lo")),
+    "device-loopback-of-ucx": state(loopback, variables(UCX_NET_DEVICES="lo,rdmap79s0:1")),
+    # libfabric compares without regard to case and skips empty names, but a blank is a part of a name.
+    **{
+        f"provider-{value.replace(' ', '_')}": state(variables(FI_PROVIDER=value))
+        for value in (
+            "efaa", "zzz", "tcp", "EFA", "tcp,Efa", "efa;ofi_rxd,tcp", "efa-direct,OFI_RXM", ",efa,", "^efa",
+            "^tcp,EFA",
+            "^tcp", "^tcp, efa", "^efa-direct", "tcp, efa", ",", "off_x,efa", "verbs,efa",
+        )
+    },
+    **{
+        f"provider-{value}-without-rdma": state(variables(FI_PROVIDER=value), profile="loopback", after="without-rdma")
+        for value in ("efa", "tcp,EFA", "verbs", "tcp,Verbs;ofi_rxm", "tcp", "^efa")
+    },
+    "provider-verbs-with-connectx": state(variables(FI_PROVIDER="verbs"), profile=IB_MACHINE, after="connectx"),
+    **{
+        f"namespace-{name}": state(variables(NIXL_ETCD_NAMESPACE=text))
+        for name, text in (
+            ("good", "/nixl/agents"), ("ends-with-a-slash", "/nixl/"), ("without-a-slash", "nixl"),
+            ("quoted", '"/nixl"'),
+            ("quoted-once", "'/nixl"), ("blank", "/nixl "),
+        )
+    },
+    "agree-two-etcds": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://b:2379")),
+    "agree-one-etcd": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://a:2379/")),
+    "agree-many-faults": state(variables(
+        NIXL_ETCD_ENDPOINTS="http://a:2379", https_proxy="http://proxy:3128", FI_EFA_USE_DEVICE_RDMA="No",
+        FI_HMEM_DISABLE_P2P="ON", UCX_IB_GPU_DIRECT_RDMA="off", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+        RDMAV_FORK_SAFE="1", NIXL_PLUGIN_DIR="/none", VLLM_NIXL_SIDE_CHANNEL_HOST="10.0.0.12", CUDA_VISIBLE_DEVICES="",
+        PYTORCH_ALLOC_CONF="a:1,expandable_segments:true",
+    )),
+    "agree-the-same-without-devices": state(
+        variables(FI_EFA_USE_DEVICE_RDMA="0", FI_HMEM_DISABLE_P2P="1", UCX_IB_GPU_DIRECT_RDMA="n",
+                  CUDA_VISIBLE_DEVICES="", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", RDMAV_FORK_SAFE="1",
+                  IBV_FORK_SAFE="1"),
+        profile="loopback", after="bare",
+    ),
+    "agree-good-values": state(variables(
+        FI_EFA_USE_DEVICE_RDMA="1", FI_HMEM_DISABLE_P2P="0", UCX_IB_GPU_DIRECT_RDMA="try", NIXL_PLUGIN_DIR=PLUGINS,
+        PYTORCH_CUDA_ALLOC_CONF="my_expandable_segments:True", VLLM_NIXL_SIDE_CHANNEL_HOST="10.0.0.11",
+    )),
+    "agree-ibv-fork-safe": state(variables(IBV_FORK_SAFE="1")),
+    "agree-plugins-without-nixl": state(variables(NIXL_PLUGIN_DIR="/none"), silent("nixl", LOST)),
+    **{
+        f"agree-side-channel-{host}": state(variables(VLLM_NIXL_SIDE_CHANNEL_HOST=host))
+        for host in ("127.0.0.1", "0.0.0.0", "::1", "::", "node-b", "fe80::9")
+    },
+    "agree-side-channel-without-addresses": state(
+        variables(VLLM_NIXL_SIDE_CHANNEL_HOST="10.0.0.12"), lambda tree: tree.answer("addresses", {})
+    ),
+    "agree-preload": state(nixl(unused={"LD_PRELOAD": "/x.so (no such file)"})),
+    **{
+        f"agree-visible-{visible or 'empty'}": state(
+            cuda(code, without_variable=0), variables(CUDA_VISIBLE_DEVICES=visible)
+        )
+        for visible, code in (
+            ("8", 100), ("-1", 100), ("", 100), ("8,0", 100), ("0,0", 101), ("nonsense", 100), ("GPU-deadbeef", 100),
+            ("MIG-deadbeef", 100),
+        )
+    },
+    **{
+        f"agree-visible-{visible}-shows-{len(shown)}": state(cuda(0, *shown), variables(CUDA_VISIBLE_DEVICES=visible))
+        for visible, shown in (
+            ("0,8", (GPU_0,)), ("0,-1,1", (GPU_0,)), ("MIG-1,MIG-2", (GPU_0,)), ("0,1,", (GPU_0, GPU_1)), ("8,0", ()),
+        )
+    },
+    "agree-visible-twice-not-asked": state(
+        remove("/pytest-nixl/cuda_driver.json"), variables(CUDA_VISIBLE_DEVICES="0,0"),
+    ),
+    "agree-visible-uuid-not-asked": state(
+        remove("/pytest-nixl/cuda_driver.json"), variables(CUDA_VISIBLE_DEVICES="GPU-1"),
+    ),
+    "agree-visible-0-not-asked": state(remove("/pytest-nixl/cuda_driver.json"), variables(CUDA_VISIBLE_DEVICES="0")),
+    "agree-visible-fails-in-another-way": state(cuda(802, without_variable=802), variables(CUDA_VISIBLE_DEVICES="0")),
+    # engine
+    **{
+        f"telemetry-{name}": state(*make)
+        for name, make in (
+            ("unset-untried", [nixl(telemetry={})]),
+            ("off", [variables(NIXL_TELEMETRY_ENABLE="n"), nixl(telemetry={"error": "nixlNoTelemetryError: x"})]),
+            ("off-untried", [variables(NIXL_TELEMETRY_ENABLE="Off"), nixl(telemetry={})]),
+            ("off-untried-before-1.4", [variables(NIXL_TELEMETRY_ENABLE="off"), nixl(telemetry={}, nixl="1.3.0")]),
+            ("on", [variables(NIXL_TELEMETRY_ENABLE="y")]),
+            ("on-with-a-folder", [variables(NIXL_TELEMETRY_ENABLE="y", NIXL_TELEMETRY_DIR="/t")]),
+            ("on-with-an-exporter", [variables(NIXL_TELEMETRY_ENABLE="y", NIXL_TELEMETRY_EXPORTER="prometheus")]),
+            ("unread", [nixl(telemetry={"error": "nixlBackendError: NIXL_ERR_BACKEND"})]),
+            ("not-a-bool", [variables(NIXL_TELEMETRY_ENABLE="odd"), silent("nixl", "Conversion to bool failed: odd")]),
+            ("not-a-bool-of-another", [silent("nixl", "Conversion to bool failed: odd")]),
+            ("without-its-plugin", [silent("nixl", "x: Failed to load telemetry plugin: y")]),
+            ("without-its-exporter", [silent("nixl", "x: Failed to create telemetry exporter 'z'")]),
+        )
+    },
+    **{
+        f"engine-{name}": state(variables(**values), backends=backends)
+        for name, backends, values in (
+            ("without-efa", ("UCX", "LIBFABRIC"), {"SGLANG_DISAGGREGATION_NIXL_BACKEND": "UCX"}),
+            ("fits", ("UCX", "LIBFABRIC"), {"TRTLLM_NIXL_KVCACHE_BACKEND": "libfabric",
+                                            "MX_NIXL_BACKEND": "UCX, LIBFABRIC"}),
+            ("of-lmcache", ("UCX", "LIBFABRIC"), {"LMCACHE_NIXL_BACKENDS": "UCX"}),
+            ("not-validated", ("UCX",), {"TRTLLM_NIXL_KVCACHE_BACKEND": "LIBFABRIC"}),
+        )
+    },
+    "engine-without-any-efa": state(variables(MX_NIXL_BACKEND="UCX"), profile="loopback", after="without-rdma"),
+    # transfers
+    "transfers": state(transfers=(MOVED, TransferProof("LIBFABRIC", "VRAM:DRAM", transports=("efa", "shm")))),
+    "transfers-of-libfabric": state(
+        transfers=(TransferProof("LIBFABRIC", "DRAM:DRAM", libraries=("/opt/libfabric.so.1", "/opt/libucp.so.0")),)
+    ),
+    "transfers-of-files": state(transfers=(TransferProof("POSIX", "DRAM:FILE"),)),
+    "transfer-fails-by-a-variable": state(
+        transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, "read it", culprits=(("UCX_PROTO_ENABLE", "n"),)))
+    ),
+    "transfer-fails": state(
+        transfers=(TransferProof("UCX", "VRAM:VRAM", REFUSED, "mend it", obstacle="no ptrace"), MOVED),
+    ),
+    "transfer-fails-bare": state(
+        transfers=(TransferProof("LIBFABRIC", "DRAM:DRAM", REFUSED, "read the lines below", bare="too"),),
+    ),
+    "transfer-fails-without-remedy": state(transfers=(TransferProof("LIBFABRIC", "DRAM:DRAM", REFUSED),)),
+    "transfer-fails-with-files": state(
+        answer("ucx_files", **{"/a/ucx.conf": ["UCX_TLS=rc"], "/b/ucx.conf": ["UCX_X=1", "UCX_Y=2"]}),
+        transfers=(TransferProof("UCX", "DRAM:DRAM", REFUSED, bare="too"),),
+    ),
+    "transfer-of-libfabric-fails-with-files": state(
+        answer("ucx_files", **{"/a/ucx.conf": ["UCX_TLS=rc"]}),
+        transfers=(TransferProof("LIBFABRIC", "DRAM:DRAM", REFUSED, "mend it"),),
+    ),
+    "transfer-late": state(transfers=(TransferProof("UCX", "DRAM:DRAM", "no answer", late=True),)),
+    "transfer-not-by-a-copy": state(
+        transfers=(replace(MOVED, transports=("tcp/lo",), obstacle="seccomp forbids process_vm_readv"),),
+        profile="loopback",
+    ),
+    "transfer-not-by-a-copy-but-accepted": state(
+        transfers=(replace(MOVED, transports=("posix/memory",), obstacle="seccomp forbids process_vm_readv"),),
+        profile="loopback",
+    ),
+    "transfer-not-by-a-copy-with-any-transport": state(
+        transfers=(replace(MOVED, transports=("tcp/lo",), obstacle="seccomp forbids process_vm_readv"),)
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    return p5(tmp_path_factory.mktemp("p5") / "tree")
+    """Write the tree of the small host: a p5.48xlarge with the devices of ``ADDRESSES``."""
+    folder = tmp_path_factory.mktemp("host")
+    topology = ElementTree.parse(TOPOLOGY / "p5.48xl.xml")
+    for parent in topology.iter():
+        for item in list(parent):
+            if item.get("type") == "PCIDev" and item.attrib["pci_busid"].removeprefix("0000:") not in ADDRESSES:
+                parent.remove(item)
+    topology.write(folder / "host.xml")
+    tree = build(folder / "tree", str(folder / "host"), gpu="NVIDIA H100 80GB HBM3", rate="100 Gb/sec (4X EDR)")
+    tree.replace("/proc/self/status", "0-191", "0-95")
+    return tree
 
 
-@pytest.fixture
-def tree(healthy: Tree) -> Iterator[Tree]:
+#: By state, and then by the checks that say the same.
+EXPECTED = parse_texts(Path(__file__).with_name("doctor_answers.toml").read_text(encoding="utf-8"))
+_USUAL: dict[State, dict[str, list[str]]] = {}
+
+
+def answers_of(healthy: Tree, case: State) -> dict[str, list[str]]:
+    """Return what each check says of a state."""
     with healthy.changed() as tree:
-        yield tree
+        for make in (*(STATES[case.after].make if case.after else ()), *case.make):
+            make(tree)
+        facts = gather(FactsRoot(tree.folder), backends=case.backends, environ={})
+    if case.transfers:
+        facts = with_transfers(facts, case.transfers)
+    judged = {id: check.judge(facts, case.requirements) for id, check in checks().items()}
+    return {id: [str(judgement.verdict), judgement.reason, judgement.remedy] for id, judgement in judged.items()}
 
 
-@pytest.fixture(scope="module")
-def wanted() -> Requirements:
-    return Requirements(load_profile("p5.48xlarge"), BACKENDS)
+@pytest.mark.parametrize("name", STATES)
+def test_the_doctor_says_what_differs_from_a_healthy_host(name: str, healthy: Tree) -> None:
+    case = STATES[name]
+    if case.usual not in _USUAL:
+        _USUAL[case.usual] = answers_of(healthy, case.usual)
+    usual = {} if name == "healthy" else _USUAL[case.usual]
+    expected = {id: answer for ids, answer in EXPECTED.get(name, {}).items() for id in ids.split()}
+    answers = answers_of(healthy, case)
+    # A check that passes as before may name more or fewer devices and variables, which other states prove.
+    passes = {id for id, answer in answers.items() if answer[0] == usual.get(id, [""])[0] == "PASS"} - expected.keys()
+    assert {id: answer for id, answer in answers.items() if answer != usual.get(id) and id not in passes} == expected
 
 
-def facts_of(tree: Tree) -> Facts:
-    return gather(FactsRoot(tree.folder), backends=BACKENDS, environ={})
+def test_every_check_has_a_fault_and_every_answer_a_state() -> None:
+    assert EXPECTED.keys() - STATES.keys() == set()
+    good = ("PASS", "NOT-APPLICABLE")
+    faults = {
+        id
+        for lines in EXPECTED.values()
+        for ids, answer in lines.items()
+        if answer[0] not in good
+        for id in ids.split()
+    }
+    assert set(checks()) - faults == {"etcd-client-patch"}, "it never fails"
 
 
-def verdicts(facts: Facts, wanted: Requirements) -> dict[str, Judgement]:
-    return {id: check.judge(facts, wanted) for id, check in checks().items()}
+#: Of each check: its verdict, reason and remedy, what the verdict means for the exit code, and whether it is required.
+RESULTS = [
+    CheckResult(checks()[id], Judgement(verdict, reason, remedy), result, required)
+    for id, verdict, reason, remedy, result, required in (
+        ("shm", Verdict.PASS, "much", "", Outcome.PASS, False),
+        ("rdma-ports", Verdict.FAIL, "it is down", "mend it", Outcome.FAIL, False),
+        ("gpus", Verdict.WARN, "slow", "cool it", Outcome.WARN, True),
+        ("rdma-rate", Verdict.FAIL, "it is down", "mend it", Outcome.FAIL, True),
+        ("memlock", Verdict.PASS, "any", "", Outcome.PASS, True),
+        ("nic-rate", Verdict.NOT_APPLICABLE, "no cards", "", Outcome.SKIP, False),
+        ("gpu-p2p", Verdict.NOT_APPLICABLE, "one GPU", "follow gpus", Outcome.FAIL, True),
+        ("rdma-devices", Verdict.FAIL, "it is down", "mend it", Outcome.FAIL, False),
+        ("nixl-cuda", Verdict.PASS, "12", "", Outcome.PASS, False),
+    )
+]
+BAD_LINES = [
+    ("FAIL            rdma-ports    it is down", Outcome.FAIL),
+    ("                              remedy: mend it", None),
+    ("                              the same: rdma-rate, rdma-devices", Outcome.FAIL),
+    ("WARN            gpus          slow", Outcome.WARN),
+    ("                              remedy: cool it", None),
+    ("NOT-APPLICABLE  gpu-p2p       one GPU; the profile requires it", Outcome.FAIL),
+    ("                              remedy: follow gpus", None),
+]
+COUNTS = "3 PASS, 3 FAIL, 1 WARN, 2 NOT-APPLICABLE"
 
 
-def bad(judged: dict[str, Judgement]) -> Iterator[str]:
-    return (id for id, one in judged.items() if one.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE))
+def test_what_is_not_good_is_printed_above_the_counts_and_the_verdict() -> None:
+    assert [(line.text, line.outcome) for line in result_lines(RESULTS, note="a note")] == [
+        *BAD_LINES,
+        ("passed: resources 2, versions 1; not applicable here: 2; -v lists each check with its reason", None),
+        ("a note", None),
+        (f"NIXL doctor: FAIL ({COUNTS})", Outcome.FAIL),
+    ]
 
 
-#: The checks that do not apply to the healthy host, by its profile.
-NOT_ASKED = {"image-versions", "nic-rate", "peer-reachable", "side-channel", "storage-queues", "transfers-arrive"}
+def test_every_result_is_printed_if_it_is_asked_for() -> None:
+    assert [(line.text, line.outcome) for line in result_lines(RESULTS, every=True)] == [
+        ("PASS            shm           much", Outcome.PASS),
+        *BAD_LINES[:5],
+        ("PASS            memlock       any", Outcome.PASS),
+        ("NOT-APPLICABLE  nic-rate      no cards", Outcome.SKIP),
+        *BAD_LINES[5:],
+        ("PASS            nixl-cuda     12", Outcome.PASS),
+        (f"NIXL doctor: FAIL ({COUNTS})", Outcome.FAIL),
+    ]
 
 
-def test_healthy_host_passes_every_check(healthy: Tree, wanted: Requirements) -> None:
-    judged = verdicts(facts_of(healthy), wanted)
-    assert list(bad(judged)) == []
-    assert {id for id, one in judged.items() if one.verdict is Verdict.NOT_APPLICABLE} == NOT_ASKED
+def test_results_that_are_all_good_are_two_lines() -> None:
+    good = [RESULTS[5], RESULTS[0]]
+    assert [(line.text, line.outcome) for line in result_lines(good)] == [
+        ("passed: resources 1; not applicable here: 1; -v lists each check with its reason", None),
+        ("NIXL doctor: PASS (1 NOT-APPLICABLE, 1 PASS)", Outcome.PASS),
+    ]
+    assert next(iter(result_lines(good[:1]))).text.startswith("passed: none; not applicable here: 1; ")
+    assert (any_failed(RESULTS), any_failed(good)) == (True, False)
 
 
-def test_one_cause_is_one_line_with_the_other_checks_below_it(tree: Tree, wanted: Requirements) -> None:
-    tree.answer("nixl", {"why": "No module named 'nixl'"})
-    answers = examine(facts_of(tree), wanted, gate=False)
-    failing = [one.check.id for one in answers if one.judgement.reason == "No module named 'nixl'"]
-    assert failing[:3] == ["nixl-loads", "backend-loads", "plugin-libraries"]
-    told = [line.text for line in result_lines(answers)]
-    [place] = [number for number, text in enumerate(told) if text.startswith("FAIL") and "named 'nixl'" in text]
-    assert told[place].split()[:2] == ["FAIL", "nixl-loads"]
-    assert told[place + 1].strip().startswith("remedy: ")
-    assert told[place + 2].strip() == f"the same: {', '.join(failing[1:])}"
-    assert f"{len(failing)} FAIL" in told[-1], "each of them is counted"
+def failing(id: str, reason: str, remedy: str = "mend it", verdict: Verdict = Verdict.FAIL) -> CheckResult:
+    return CheckResult(checks()[id], Judgement(verdict, reason, remedy), Outcome.FAIL, required=False)
 
 
-def test_what_is_good_is_one_line_of_counts_above_the_verdict(tree: Tree, wanted: Requirements) -> None:
-    tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
-    results = examine(facts_of(tree), wanted, gate=False)
-    shown = [line.text for line in result_lines(results, note="a note")]
-    bad_ids = {result.check.id for result in results if result.judgement.verdict is Verdict.FAIL}
-    assert {text.split()[1] for text in shown if text.startswith("FAIL")} <= bad_ids
-    assert not [text for text in shown if text.startswith(("PASS", "NOT-APPLICABLE"))]
-    assert re.fullmatch(r"passed: libraries \d+, .*RDMA \d.*; not applicable here: \d; -v lists .*", shown[-3])
-    assert shown[-2] == "a note"
-    assert shown[-1].startswith("NIXL doctor: FAIL (")
-    every = [line.text for line in result_lines(results, every=True)]
-    assert sum(text.startswith("PASS") for text in every) > 30
-    assert not [text for text in every if text.startswith("passed: ")]
+def lost(backend: str, *names: str) -> TransferProof:
+    """A transfer that fails because of variables."""
+    return TransferProof(backend, "DRAM:DRAM", REFUSED, culprits=tuple((name, "x") for name in names))
 
 
-def test_healthy_host_passes_every_required_check(healthy: Tree, wanted: Requirements) -> None:
-    judged = verdicts(facts_of(healthy), wanted)
-    required = [judged[id] for id in wanted.profile.required if id in judged]
-    assert len(required) > 10
-    assert {one.verdict for one in required} == {Verdict.PASS}
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_fault_is_reported_by_its_check(fault: Fault, tree: Tree, wanted: Requirements) -> None:
-    fault.make(tree)
-    judged = verdicts(facts_of(tree), wanted)
-    assert judged[fault.check].verdict is fault.verdict
-    reason = judged[fault.check].reason
-    assert [value for value in fault.values if value not in reason] == [], reason
-    assert judged[fault.check].remedy
-    # Checks that the fault does not concern still pass.
-    assert set(bad(judged)) <= {fault.check, *CONSEQUENCES.get(fault.id, ())}
-
-
-@pytest.mark.parametrize(("ahead", "most"), [(0.0, 1), (2.4, 4), (-0.2, 2)])
-def test_clocks_differ_by_no_more_than_is_said(ahead: float, most: int, tree: Tree, wanted: Requirements) -> None:
-    """Etcd tells whole seconds, and the fact is the distance to the nearest end of its second."""
-    answer("etcd", clock=ahead)(tree)
-    judged = verdicts(facts_of(tree), wanted)["etcd-clock"]
-    assert judged.reason == f"the clocks differ by at most {most} s"
+BACKEND, TELEMETRY = (
+    failing("backend-loads", "UCX cannot be created: x"),
+    failing("telemetry-in-process", "it is unread"),
+)
+UNREAD = failing("telemetry-in-process", "it is unread", verdict=Verdict.UNKNOWN)
+TLS, TRANSFER = (
+    failing("transports-allowed", "UCX_TLS=x is bad"),
+    failing("transfers-arrive", "UCX: nothing can be moved"),
+)
+SHM, OTHER = failing("shm", "it is small"), failing("transfers-arrive", "LIBFABRIC: nothing can be moved")
+FOLLOWING = failing("backend-loads", "follows from shm: UCX cannot be created: x", "enlarge it")
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("transfers", "results", "expected"),
     [
-        lambda tree: tree.remove("/pytest-nixl/cuda_driver.json"),
-        cuda(shown=1, visible="0"),
-        cuda(shown=2, visible="0,2,-1,1"),
-        cuda(shown=1, visible="MIG-3f2b8a1e,MIG-4f2b8a1e"),
-        cuda(100, node=False),
-        cuda(None, node=False, library="libcuda.so.1: cannot open shared object file"),
+        # What no check knows stays as it is.
+        ([], [BACKEND], "backend-loads"),
+        ([], [BACKEND, SHM, TELEMETRY], "backend-loads shm telemetry-in-process"),
+        ([lost("LIBFABRIC")], [BACKEND, OTHER], "backend-loads transfers-arrive"),
+        ([lost("UCX", "UCX_TL")], [BACKEND, TLS, TRANSFER], "transfers-arrive <backend-loads transports-allowed"),
+        # A check that an attempt names precedes it, and its words stay.
+        ([], [FOLLOWING, RESULTS[0], SHM], "shm backend-loads RESULT"),
+        ([], [FOLLOWING, replace(SHM, judgement=Judgement(Verdict.WARN, "it is small"))], "backend-loads shm"),
+        # So does a check that names a variable without which bytes arrive, in its reason or its remedy.
+        ([lost("UCX", "UCX_TLS")], [BACKEND, SHM, TLS, UNREAD, TRANSFER],
+         "transports-allowed <backend-loads shm <telemetry-in-process <transfers-arrive"),
+        ([lost("UCX", "X", "UCX_TLS")], [TRANSFER, failing("devices-there", "d", "unset UCX_TLS")],
+         "devices-there <transfers-arrive"),
+        ([lost("UCX", "UCX_TLS")], [OTHER, TLS], "transfers-arrive transports-allowed"),
+        # If none does, the transfer that names the variable precedes the others of its backend.
+        ([lost("UCX", "X")], [BACKEND, SHM, TELEMETRY, TRANSFER],
+         "transfers-arrive <backend-loads shm <telemetry-in-process"),
+        ([lost("UCX")], [TELEMETRY, BACKEND, TRANSFER], "backend-loads <telemetry-in-process <transfers-arrive"),
+        ([lost("UCX")], [TELEMETRY, TRANSFER], "transfers-arrive <telemetry-in-process"),
     ],
-)
-def test_gpus_that_cuda_shows_on_purpose_are_no_fault(
-    make: Callable[[Tree], None], tree: Tree, wanted: Requirements
+)  # fmt: skip
+def test_the_check_that_knows_the_cause_precedes_what_follows_from_it(
+    transfers: list[TransferProof], results: list[CheckResult], expected: str, healthy: Tree
 ) -> None:
-    make(tree)
-    assert list(bad(verdicts(facts_of(tree), wanted))) == []
+    """In ``expected``, ``<`` is before a check that says that it follows from the first one."""
+    facts = replace(gather(FactsRoot(healthy.folder), backends=(), etcd="", environ={}), transfers=tuple(transfers))
+    ordered = by_cause(results, facts)
+    ids = expected.replace("RESULT", "shm").split()
+    assert [result.check.id for result in ordered] == [id.lstrip("<") for id in ids]
+    cause = ids[0]
+    for result, id in zip(ordered, ids, strict=True):
+        before = next(
+            same
+            for same in results
+            if same.check is result.check and same.judgement.verdict is result.judgement.verdict
+        )
+        reason, remedy = before.judgement.reason, before.judgement.remedy
+        if id.startswith("<"):
+            reason, remedy = f"follows from {cause}: {reason}", f"follow the remedy of {cause}"
+        assert (result.judgement.reason, result.judgement.remedy) == (reason, remedy)
 
 
-@pytest.mark.parametrize("host", ["10.0.0.11", "127.0.0.1", "0.0.0.0", "node-b", ""])
-def test_a_side_channel_may_listen_at_this_host(host: str, tree: Tree, wanted: Requirements) -> None:
-    variable("VLLM_NIXL_SIDE_CHANNEL_HOST", host)(tree)
-    assert verdicts(facts_of(tree), wanted)["variables-agree"].verdict is Verdict.PASS
+OF_IMAGES = """
+    nixl-loads backend-loads plugin-libraries libraries-once etcd-client-library etcd-client-patch nixlbench-starts
+    nixl-plugins nixl-cuda image-versions verbs-providers gpu-code nixl-packages-agree variables-known namespace-plain
+    telemetry-in-process
+"""
 
 
-@pytest.mark.parametrize(
-    ("change", "verdict"),
-    [
-        (nvlinks(15), WARN),  # a profile without GPUs does not say that the host must have them
-        (nvlinks(0, gpus=1), Verdict.PASS),  # a virtual machine with one of eight
-        (nvlinks(12, "NVIDIA A100-SXM4-80GB"), Verdict.PASS),
-        (nvlinks(4, "NVIDIA A100-SXM4-80GB"), WARN),
-        (nvlinks(8, "NVIDIA A800-SXM4-80GB"), Verdict.PASS),
-        (nvlinks(7, "NVIDIA A800-SXM4-80GB"), WARN),
-        *((nvlinks(18, name), Verdict.PASS) for name in ("NVIDIA B200", "NVIDIA H20", "NVIDIA H200")),
-        *((nvlinks(17, name), WARN) for name in ("NVIDIA B200", "NVIDIA H20", "NVIDIA H200")),
-        (nvlinks(12, "NVIDIA H100 PCIe"), Verdict.PASS),
-        (nvlinks(12, "NVIDIA H200 NVL"), Verdict.PASS),
-    ],
-)
-def test_nvlinks_are_counted_against_those_of_the_model(
-    change: Callable[[Any], None], verdict: Verdict, tree: Tree
-) -> None:
-    nvml(change)(tree)
-    judged = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))
-    assert judged["gpu-nvlink"].verdict is verdict
+def test_the_checks_of_a_host_and_of_an_image_are_asked_as_the_gate_wants(healthy: Tree) -> None:
+    required = '[required]\nchecks = ["nic-rate", "shm"]\n'
+    facts = gather(FactsRoot(healthy.folder), backends=("UCX", "LIBFABRIC"), environ={})
+    by_gate = {
+        gate: examine(facts, state(profile=required + MACHINE).requirements, gate=gate) for gate in (True, False)
+    }
+    results = {result.check.id: (result.judgement.verdict, result.outcome, result.required) for result in by_gate[True]}
+    assert list(results) == list(checks())
+    assert {id for id, (_, _, is_required) in results.items() if is_required} == {"nic-rate", "shm"}
+    assert results["nic-rate"] == (Verdict.NOT_APPLICABLE, Outcome.FAIL, True)
+    assert results["image-versions"] == (Verdict.NOT_APPLICABLE, Outcome.SKIP, False)
+    assert (any_failed(by_gate[True]), any_failed(by_gate[False])) == (True, False)
+    requirements = state(profile=required + MACHINE, image=True).requirements
+    of_image = examine(facts, requirements, gate=True)
+    assert [result.check.id for result in of_image] == OF_IMAGES.split()
+    plain = plain_results(facts, requirements, of_image[:1])
+    assert plain == {
+        "verdict": "PASS", "host": "node-a", "profile": "small", "backends": ["UCX", "LIBFABRIC"], "image": True,
+        "checks": [{
+            "id": "nixl-loads", "question": "Can NIXL be loaded and create an agent?", "verdict": "PASS",
+            "reason": "nixl-cu12 1.5.0, UCX 1.21.0, in /usr/local/lib/python3.12/dist-packages/nixl_cu12", "remedy": "",
+            "required": False,
+        }],
+    }  # fmt: skip
+    failure = plain_results(facts, requirements, RESULTS[-3:])
+    assert failure["verdict"] == "FAIL"
+    assert tuple(failure["checks"][0].values()) == (
+        "gpu-p2p", "Can every GPU read every other's memory?", "NOT-APPLICABLE", "one GPU", "follow gpus", True
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("profile", "name", "verdict"),
-    [
-        ("h100", "NVIDIA H100 80GB HBM3", Verdict.PASS),
-        ("h100", "NVIDIA H100 PCIe", Verdict.PASS),
-        ("h100", "NVIDIA L4", FAIL),
-        ("h100", "NVIDIA H20", FAIL),
-        ("h100", "NVIDIA H200", FAIL),
-        ("h200", "NVIDIA H200", Verdict.PASS),
-        ("h200", "NVIDIA GH200 480GB", FAIL),
-    ],
-)
-def test_shipped_profile_of_a_gpu_accepts_no_other_model(profile: str, name: str, verdict: Verdict, tree: Tree) -> None:
-    nvml(nvlinks(18, name, gpus=2))(tree)
-    judged = verdicts(facts_of(tree), Requirements(load_profile(profile), ("UCX",)))
-    assert judged["gpus"].verdict is verdict
-    if verdict is FAIL:
-        assert judged["gpus"].reason == f"2 GPUs not of the profile's model {profile.upper()}: {name}"
-    else:
-        assert set(bad(judged)) <= {"engine-backend-fits", "transports-allowed"}
-
-
-@pytest.mark.parametrize(
-    "make", [lambda tree: None, lambda tree: tree.remove("/dev/gdrdrv"), lambda tree: tree.remove("/sys/module/gdrdrv")]
-)
-def test_ucx_without_gdr_copy_does_not_use_gdrcopy(
-    make: Callable[[Tree], None], tree: Tree, wanted: Requirements
-) -> None:
-    make(tree)
-    nixl(ucx_variables=["UCX_TLS", "UCX_NET_DEVICES", "UCX_LOG_LEVEL"])(tree)
-    judged = verdicts(facts_of(tree), wanted)["gdrcopy"]
-    assert (judged.verdict, judged.remedy) == (Verdict.NOT_APPLICABLE, "")
-    assert judged.reason.startswith("this UCX has no gdr_copy, as in NIXL's wheels, or cannot load the libgdrapi.so.2")
-
-
-def test_shipped_profile_of_a_gpu_expects_one(tree: Tree) -> None:
-    nvml(lambda answer: answer.update(gpus=[], pairs=[]))(tree)
-    judged = verdicts(facts_of(tree), Requirements(load_profile("h100"), ("UCX",)))["gpus"]
-    assert (judged.verdict, judged.reason) == (FAIL, "the driver lists no GPU, and the profile's machine has one")
-    assert "docker run --gpus all" in judged.remedy
-
-
-@pytest.mark.parametrize(
-    ("why", "remedy"),
-    [
-        ("NVML's Python package is not installed: run `pip install nvidia-ml-py`", "run `pip install nvidia-ml-py`"),
-        ("NVML (libnvidia-ml.so.1) was not found", "give the container NVML"),
-        ("NVML does not answer: Unknown Error", "follow the remedy of gpu-driver"),
-        ("it was not recorded", "run `nvidia-smi -q`"),
-    ],
-)
-def test_remedy_of_what_nvml_does_not_report_is_that_of_its_cause(
-    why: str, remedy: str, tree: Tree, wanted: Requirements
-) -> None:
-    tree.answer("nvml", {"why": why})
-    judged = verdicts(facts_of(tree), wanted)
-    for id in ("gpu-ecc", "gpu-bar1", "gpu-persistence"):
-        assert (judged[id].verdict, judged[id].remedy[: len(remedy)]) == (UNKNOWN, remedy)
-
-
-def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(tree: Tree, wanted: Requirements) -> None:
-    nvml(lambda found: found.update(gpus=[], pairs=[]))(tree)
-    facts, ids = facts_of(tree), ("gpu-p2p", "gpu-nvlink", "gdrcopy")
-    of_profile = verdicts(facts, wanted)
-    assert {of_profile[id].remedy for id in ids} == {"follow the remedy of gpus"}
-    assert {of_profile[id].verdict for id in ids} == {Verdict.NOT_APPLICABLE}
-    without = verdicts(facts, Requirements(load_profile("loopback"), BACKENDS))
-    assert {without[id].remedy for id in ids} == {""}
-
-
-def test_remedy_of_a_missing_fabric_manager(tree: Tree, wanted: Requirements) -> None:
-    cuda(802)(tree)
-    assert "`systemctl status nvidia-fabricmanager`" in verdicts(facts_of(tree), wanted)["gpu-driver"].remedy
-
-
-def test_smaller_set_of_gpus_than_the_profile_has_is_named(tree: Tree, wanted: Requirements) -> None:
-    cuda(shown=4, visible="0,1,2,3")(tree)
-    judged = verdicts(facts_of(tree), wanted)["gpus"]
-    assert judged == passed("8 NVIDIA H100 80GB HBM3; CUDA_VISIBLE_DEVICES=0,1,2,3 shows 4 of them to this process")
-
-
-@pytest.mark.parametrize(
-    ("size", "start"),
-    [
-        (48 << 30, "BAR1 covers at least half of the memory: GPU 0: 48 GiB of 80 GiB, GPU 1: 48 GiB of 80 GiB, "),
-        (80 << 30, "BAR1 of 8 GPUs is as large as the memory"),
-    ],
-)
-def test_size_of_bar1_is_said(size: int, start: str, tree: Tree, wanted: Requirements) -> None:
-    nvml(bar1(size))(tree)
-    judged = verdicts(facts_of(tree), wanted)["gpu-bar1"]
-    assert (judged.verdict, judged.reason[: len(start)]) == (Verdict.PASS, start)
-
-
-@pytest.mark.parametrize("usual", [900, 20000])
-def test_errors_that_most_links_have_are_not_one_devices(usual: int, tree: Tree, wanted: Requirements) -> None:
-    symbol_errors(tree, usual)
-    assert verdicts(facts_of(tree), wanted)["rdma-ports"].verdict is Verdict.PASS
-
-
-OF_IMAGES = ("gpu-code", "image-versions", "nixl-cuda", "nixl-plugins", "verbs-providers")
-#: Other checks that a fault makes fail.
-CONSEQUENCES = {
-    "ucx-tls-rc": {"backend-loads"},
-    "ucx-tls-refused": {"backend-loads"},
-    "ucx-tls-not-refused": {"backend-loads"},
-    "ucx-tls-tcp-refused": {"backend-loads"},
-    "ucx-tls-tcp-not-created": {"transports-allowed"},
-    "ucx-tls-no-cuda-old": {"backend-loads"},
-    "ucx-tls-rc-unused": {"backend-loads", "ucx-uses-rdma"},
-    "efa-missing": {"gpu-nics"},
-    "efa-without-driver": {"gpu-nics"},
-    "node-closed": {"uverbs-open"},
-    "not-active": {"rdma-ports"},
-    "uverbs-closed": {"ucx-uses-rdma"},
-    "uverbs-absent": {"ucx-uses-rdma"},
-    "uverbs-module": {"ucx-uses-rdma"},
-    "efa-none": {"ucx-uses-rdma", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
-    "fi-provider-no-efa": {"ucx-uses-rdma", "rdma-devices", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
-    "mig-without-instances-anywhere": {"gpu-driver"},
-    "cuda-without-mig-instances": {"gpus"},
-    "gpu-no-driver": {"gpu-driver", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
-    "nvml-missing": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
-    "driver-mismatch": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
-    "libcuda-missing": {"gpu-driver"},
-    "nixl-absent": {
-        "backend-loads",
-        "plugin-libraries",
-        "libraries-once",
-        "etcd-client-library",
-        "nixl-cuda",
-        "nixl-plugins",
-        "ucx-cuda",
-        "ucx-uses-rdma",
-    },
-    "backend-name": {"plugin-libraries"},
-    "library-absent": {"backend-loads"},
-    "symbol-version": {"backend-loads"},
-    "etcd-refused": {"etcd-version", "etcd-latency", "etcd-clock"},
-    "link-local-only": {"nics-up"},
-}
-
-
-def test_cards_without_a_driver_are_reported_whatever_the_profile_expects(tree: Tree) -> None:
-    """A host that has lost all its RDMA devices has none that a profile without [machine] could miss."""
-    unbound(tree)
-    tree.remove("/sys/class/infiniband")
-    found = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))["rdma-devices"]
-    assert found.verdict is Verdict.FAIL
-    assert found.reason == "no driver is bound to 1 network card (0000:4f:00.0)"
-
-
-def test_libraries_that_nobody_has_read_are_unknown(tree: Tree) -> None:
-    nixl(libraries=[], etcd_client={"path": "", "patched": False})(tree)
-    judgement = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))["etcd-client-library"]
-    assert judgement.verdict is Verdict.UNKNOWN, judgement.reason
-
-
-@pytest.mark.parametrize(("profile", "said"), [("loopback", True), ("p5.48xlarge", False)])
+@pytest.mark.parametrize(("profile", "noted"), [("loopback", True), ("p5.48xlarge", False)])
 def test_the_doctor_says_that_a_profile_without_a_machine_misses_no_device(
-    healthy: Tree, profile: str, said: bool, capsys: pytest.CaptureFixture[str]
+    healthy: Tree, profile: str, noted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["doctor", f"--root={healthy.folder}", f"--profile={profile}"])
     note = "not noticed by the profile loopback: a GPU or an RDMA device that is missing."
-    assert (note in capsys.readouterr().out) is said
-
-
-def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(tree: Tree, tmp_path: Path) -> None:
-    """A value that this host supports still makes every row WRONG-TRANSPORT if the profile accepts other transports."""
-    variable("UCX_TLS", "ib,cuda,tcp")(tree)
-    facts = facts_of(tree)
-
-    def judged(profile: str) -> Judgement:
-        return verdicts(facts, Requirements(load_profile(profile), BACKENDS))["transports-allowed"]
-
-    warned = judged("loopback")
-    assert warned.verdict is Verdict.WARN
-    assert warned.reason == (
-        "UCX_TLS=ib,cuda,tcp allows none of the transports that the profile loopback accepts for rows of UCX "
-        "(cma, posix, sysv): these rows would be WRONG-TRANSPORT "
-        "(loopback is for two processes of one host, and judges no transfer to another host)"
-    )
-    assert "--nixl-profile" in warned.remedy
-    assert judged("tcp-loopback").verdict is Verdict.PASS
-    other = judged(write_profile(tmp_path / "other.toml", "transports = ['cma']"))
-    assert other.reason.endswith(" of UCX (cma): these rows would be WRONG-TRANSPORT")
-    assert other.remedy.endswith("(pytest-nixl doctor: --profile)")
-    variable("UCX_TLS", "tcp,cuda_copy")(tree)
-    tree.remove("/sys/class/infiniband")
-    facts = facts_of(tree)
-    assert judged("loopback").remedy.endswith("(pytest-nixl doctor: --profile): tcp-loopback")
-
-
-@pytest.mark.parametrize(
-    ("value", "has_efa", "verdict"),
-    [
-        *(
-            (value, True, Verdict.PASS)
-            for value in ("efa", "EFA", "tcp,Efa", "efa;ofi_rxd,tcp", "efa-direct,OFI_RXM", ",efa,")
-        ),
-        *((value, True, FAIL) for value in ("tcp", "^efa", "^tcp,EFA", "tcp, efa", "efa, tcp", ",", "efa,tpc")),
-        *((value, True, Verdict.PASS) for value in ("^tcp", "^tcp, efa", "^efa-direct")),
-        *((value, False, FAIL) for value in ("efa", "tcp,EFA", "verbs", "tcp,Verbs;ofi_rxm")),
-        *((value, False, Verdict.PASS) for value in ("", "tcp", "^efa", "tcp,sockets;ofi_rxm")),
-    ],
-)
-def test_a_list_of_providers_is_read_as_libfabric_reads_it(
-    value: str, has_efa: bool, verdict: Verdict, tree: Tree, wanted: Requirements
-) -> None:
-    """Letters may be small or capital, but a blank is a part of the name."""
-    variable("FI_PROVIDER", value)(tree)
-    if not has_efa:
-        tree.remove("/sys/class/infiniband")
-    judgement = checks()["provider-there"].judge(facts_of(tree), wanted)
-    assert judgement.verdict is verdict, judgement.reason
-
-
-#: How the names of variables end that no program reads, because a Dockerfile uses them.
-ENDS_OF_BUILDS = "DIR HOME PREFIX PATH ROOT VERSION VER REF REPO URL COMMIT BRANCH TAG SRC"
-UCX_TRANSPORTS = ("RC_VERBS", "RC_MLX5", "RC_GDA", "DC_MLX5", "UD_VERBS", "UD_MLX5", "SRD")
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict"),
-    [
-        *((f"NIXL_BUILD_{end}", Verdict.PASS) for end in ENDS_OF_BUILDS.split()),
-        ("NIXL_BUILD_SRC_2", WARN),
-        ("UCX_BUILD_SRC", Verdict.PASS),
-        ("NIXL_ETCD_ENDPOINT", FAIL),
-        # Names that set a value for several transports of UCX.
-        *((f"UCX_IB_OF_{name}", Verdict.PASS) for name in UCX_TRANSPORTS),
-        *((f"UCX_{name.partition('_')[0]}_OF_{name}", Verdict.PASS) for name in UCX_TRANSPORTS),
-        ("UCX_RC_OF_SRD", FAIL),
-        ("UCX_IB_OF_GGA", FAIL),
-    ],
-)
-def test_a_variable_is_known_by_its_name_or_family(
-    name: str, verdict: Verdict, tree: Tree, wanted: Requirements
-) -> None:
-    ucx = [f"UCX_{transport}_OF_{transport}" for transport in (*UCX_TRANSPORTS, "GGA")]
-    nixl(ucx_variables=ucx, unused={name: ""})(tree)
-    variable(name, "1")(tree)
-    judgement = checks()["variables-known"].judge(facts_of(tree), wanted)
-    assert judgement.verdict is verdict, judgement.reason
-
-
-@pytest.mark.parametrize(
-    ("lines", "remedy", "start"),
-    [
-        ([], "do this", "do this"),
-        (["odd"], "do this", "do this"),
-        (["odd"], "", "correct what UCX names"),
-        (["odd", "mmap: Cannot allocate memory"], "do this", MEMORY_REMEDY),
-        (["Too many open files", "odd"], "do this", "raise the limit of open files"),
-        (["Too many open files"], MEMORY_REMEDY, MEMORY_REMEDY),
-    ],
-)
-def test_the_remedy_of_a_backend_is_that_of_what_knows_most(
-    lines: list[str], remedy: str, start: str, tree: Tree, wanted: Requirements
-) -> None:
-    backend("LIBFABRIC", error="it refuses", memories=[], said=lines, remedy=remedy)(tree)
-    judgement = checks()["backend-loads"].judge(facts_of(tree), wanted)
-    assert judgement.remedy.startswith(start), judgement.remedy
-
-
-@pytest.mark.parametrize(
-    ("versions", "install"),
-    [
-        ((), "what is missing"),
-        (("A_1", ""), "the library"),
-        (("", "A_1"), "the library"),
-        (("", ""), "what is missing"),
-    ],
-)
-@pytest.mark.parametrize("driver", [True, False])
-def test_the_remedy_of_missing_libraries_is_that_of_all(
-    versions: tuple[str, ...], install: str, driver: bool, tree: Tree, wanted: Requirements
-) -> None:
-    lacks = missing("libcuda.so.1, which x needs" if driver else "libx.so.0, which x needs")
-    lacks += [lack for name in versions for lack in missing("liby.so.0", versions=tuple(filter(None, [name])))]
-    backend("UCX", error="no", missing=lacks)(tree)
-    remedy = checks()["plugin-libraries"].judge(facts_of(tree), wanted).remedy
-    assert remedy.startswith(f"install {install}")
-    assert ("comes with the host's driver" in remedy) is driver
-
-
-def test_the_transports_that_ucx_tls_may_have_are_in_order(tree: Tree, wanted: Requirements) -> None:
-    words = "transport 'rc' is not available, please use one or more of: ud, tcp, sm, srd, ud_verbs, dc_mlx5, cma, dc"
-    backend("UCX", error="no", memories=[], said=[words])(tree)
-    variable("UCX_TLS", "rc,cuda")(tree)
-    remedy = checks()["transports-allowed"].judge(facts_of(tree), wanted).remedy
-    assert remedy.endswith("can carry NIXL on this host: dc, dc_mlx5, srd, tcp, ud, ud_verbs"), remedy
-
-
-def test_a_namespace_that_only_begins_with_a_slash_passes(tree: Tree, wanted: Requirements) -> None:
-    variable("NIXL_ETCD_NAMESPACE", "/nixl/agents")(tree)
-    assert verdicts(facts_of(tree), wanted)["namespace-plain"].verdict is Verdict.PASS
-
-
-def test_every_check_has_a_fault() -> None:
-    # nic-rate applies only without RDMA and has its own test below; etcd-client-patch never fails. Those of images
-    # judge by what a profile wants: test_doctor_image.py makes their faults.
-    # test_storage_queues.py makes those of storage-queues, test_transfers_arrive.py those of transfers-arrive.
-    untested = set(checks()) - {fault.check for fault in FAULTS}
-    assert untested == {"nic-rate", "etcd-client-patch", "storage-queues", "transfers-arrive", *OF_IMAGES}
-
-
-def test_interface_below_the_rate_of_the_profile_fails(tree: Tree, tmp_path: Path) -> None:
-    profile = tmp_path / "tcp.toml"
-    profile.write_text(
-        '[profile]\nname = "tcp"\n[machine]\nnics = 1\nnic_rate = "100 Gb/s"\nnic_kind = "tcp"\nsource = "-"'
-    )
-    for nic in tree.place("/sys/class/net").iterdir():
-        tree.write(f"/sys/class/net/{nic.name}/speed", 25000 if nic.name == "enp72s0" else 100000)
-    judged = verdicts(facts_of(tree), Requirements(load_profile(str(profile)), BACKENDS))
-    assert judged["nic-rate"].verdict is FAIL
-    assert "100 Gb/s" in judged["nic-rate"].reason
-    assert "enp72s0 at 25 Gb/s" in judged["nic-rate"].reason
-
-
-def test_backend_that_no_engine_will_use_is_named(tree: Tree) -> None:
-    profile = load_profile("p5.48xlarge")
-    ucx = verdicts(facts_of(tree), Requirements(profile, ("UCX",)))["engine-backend-fits"]
-    assert ucx.verdict is WARN
-    assert (
-        "32 EFA devices, for which NIXL's wheels bring no provider but LIBFABRIC's, but UCX is validated" in ucx.reason
-    )
-    tree.variable("TRTLLM_NIXL_KVCACHE_BACKEND", "LIBFABRIC")
-    other = verdicts(facts_of(tree), Requirements(profile, ("UCX",)))["engine-backend-fits"]
-    assert "TensorRT-LLM uses LIBFABRIC, but UCX is validated here" in other.reason
-    right = verdicts(facts_of(tree), Requirements(profile, BACKENDS))["engine-backend-fits"]
-    assert (right.verdict, right.reason) == (Verdict.PASS, "TensorRT-LLM uses LIBFABRIC, as validated")
+    assert (note in capsys.readouterr().out) is noted

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers.fake_sysfs import facts_of
 
-from pytest_nixl.host.gpu import GpuFacts, read_gpus, visible
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.gpu import GpuFacts, visible
 
 #: The first two begin with the same characters.
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-cc33", "GPU-dd44", "GPU-ee55", "GPU-ff66", "GPU-0177", "GPU-0288"]
@@ -101,16 +99,3 @@ def test_gpus_of_several_models_are_numbered_by_pci_address_only_on_request(gpus
 def test_host_without_gpus_shows_none() -> None:
     assert visible((), {}).gpus == ()
     assert visible((), {"CUDA_VISIBLE_DEVICES": "0"}).gpus == ()
-
-
-def test_uuids_are_read_from_the_files_of_the_driver(tmp_path: Path) -> None:
-    folder = tmp_path / "proc" / "driver" / "nvidia"
-    place = folder / "gpus" / "0000:53:00.0"
-    place.mkdir(parents=True)
-    (folder / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20\n")
-    (place / "information").write_text(
-        "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 0\nGPU UUID: \t GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001\n"
-        "Bus Location: \t 0000:53:00.0\n"
-    )
-    [gpu] = read_gpus(FactsRoot(tmp_path)).gpus
-    assert (gpu.uuid, gpu.numa) == ("GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001", 0)

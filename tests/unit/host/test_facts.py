@@ -11,7 +11,6 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,16 +22,12 @@ from helpers.fake_sysfs import Tree, build, p5
 from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
 from pytest_nixl.cli.facts import markdown
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hider, is_secret
 from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.gpu import read_gpus
-from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
 from pytest_nixl.host.software import library, ucx_warnings, unused_variables
-from pytest_nixl.host.system import Memlock
 from pytest_nixl.host.ucx_rdma import other_abi
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
@@ -154,56 +149,16 @@ def test_every_fact_names_its_source(node: Facts) -> None:
     look(node, "facts")
 
 
-def test_the_memory_of_each_numa_node_is_in_bytes(healthy: Tree, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
-    for number in range(2):
-        text = f"Node {number} MemTotal: {number + 1} kB\nNode {number} MemFree: 9 kB"
-        tree.write(f"/sys/devices/system/node/node{number}/meminfo", text)
-    tree.write("/proc/meminfo", "MemTotal: 4 kB\nMemFree: 9 kB\nMemAvailable: 3 kB")
-    host = gather(FactsRoot(tree.folder), environ={}).host
-    assert (host.memory.value, host.available.value) == (4096, 3072)
-    numa = host.numa
-    assert [(each.number, each.memory) for each in numa] == [(0, 1024), (1, 2048)]
-
-
 def test_the_rate_of_a_device_is_that_of_its_fastest_port(node: Facts) -> None:
     device = node.rdma[0]
     ports = [replace(device.ports[0], rate=rate) for rate in (None, 25e9, 50e9, 12.5e9)]
     assert [replace(device, ports=tuple(ports[:count])).rate for count in range(5)] == [None, None, 25e9, 50e9, 50e9]
 
 
-@pytest.mark.parametrize(
-    ("name", "driver", "kind"),
-    [
-        ("rocep23s0", "mlx5_core", "mlx"), ("mlx5_0", "", "mlx"), ("rdmap79s0", "", "efa"), ("ibp1s0", "efa", "efa"),
-        ("rxe0", "", "rxe"), ("rocep1s0", "irdma", "irdma"),
-    ],
-)  # fmt: skip
-def test_the_kind_of_an_rdma_device_is_that_of_its_driver(tmp_path: Path, name: str, driver: str, kind: str) -> None:
-    tree, device = Tree(tmp_path), "/sys/devices/pci0000:00/0000:00:01.0"
-    tree.write(f"/sys/class/infiniband/{name}/ports/1/state", "4: ACTIVE")
-    tree.write(f"/sys/class/infiniband/{name}/ports/1/rate", "100 Gb/sec (4X EDR)")
-    tree.link(f"/sys/class/infiniband/{name}/device", device)
-    if driver:
-        tree.link(f"{device}/driver", f"/sys/bus/pci/drivers/{driver}")
-    tree.answer("uverbs", {})
-    [found] = read_rdma(FactsRoot(tmp_path))
-    assert (found.kind, found.rate, found.active) == (kind, 12.5e9, True)
-
-
 def test_only_addresses_that_other_hosts_reach_are_routable(node: Facts) -> None:
     addresses = ("10.0.0.1/16", "127.0.0.1/8", "169.254.1.1/16", "fe80::1/64", "2001:db8::1/64")
     nic = replace(node.nics[0], addresses=addresses)
     assert (nic.routable(), nic.link_local()) == (("10.0.0.1/16",), ("169.254.1.1/16",))
-
-
-@pytest.mark.parametrize(("module", "loaded"), [("nvidia_peermem", True), ("nv_peer_mem", True), ("nvidia", False)])
-def test_a_module_gives_network_cards_access_to_gpu_memory(tmp_path: Path, module: str, loaded: bool) -> None:
-    tree = Tree(tmp_path)
-    tree.write(f"/sys/module/{module}/refcnt", 1)
-    for name in ("nvml", "cuda_driver", "dma_buf", "kernel_log"):
-        tree.answer(name, {"why": "it did not answer"})
-    assert read_gpus(FactsRoot(tmp_path)).peermem.value is loaded
 
 
 def test_topology_of_a_p5_is_read_from_pci_paths(node: Facts) -> None:
@@ -216,6 +171,7 @@ def test_topology_of_a_p5_is_read_from_pci_paths(node: Facts) -> None:
 @pytest.mark.parametrize(
     ("topology", "profile", "gpu", "rate", "bad"),
     [
+        ("p5.48xl", "p5.48xlarge", "NVIDIA H100 80GB HBM3", "100 Gb/sec (4X EDR)", {"engine-backend-fits"}),
         ("p4d.24xl", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", "100 Gb/sec (4X EDR)", {"engine-backend-fits"}),
         # A p6 has two ConnectX adapters that only manage NVLink, and that a pod is not meant to have.
         ("p6-b200.48xl", "p6-b200.48xlarge", "NVIDIA B200", "400 Gb/sec (4X NDR)", {"engine-backend-fits"}),
@@ -313,127 +269,6 @@ def test_what_libibverbs_says_of_each_device_is_read() -> None:
         )
     )
     assert other_abi(log) == {"uverbs0": text.format("efa"), "uverbs1": text.format("mlx5")}
-
-
-# Ranks.
-
-
-def steering(facts: Facts, **variables: str) -> Facts:
-    return replace(facts, environment=replace(facts.environment, steering=variables))
-
-
-def software(facts: Facts, **changes: str) -> Facts:
-    values = {name: Fact(value, "made by a test") for name, value in changes.items()}
-    return replace(facts, software=replace(facts.software, **values))  # type: ignore[arg-type]
-
-
-def mtu(facts: Facts, value: int) -> Facts:
-    nics = tuple(replace(nic, mtu=value) for nic in facts.network.nics)
-    return replace(facts, network=replace(facts.network, nics=nics))
-
-
-def rates(facts: Facts, value: float) -> Facts:
-    slow = replace(facts.rdma[0], ports=(replace(facts.rdma[0].ports[0], rate=value),))
-    return replace(facts, rdma=(slow, *facts.rdma[1:]))
-
-
-def interface_rate(facts: Facts, value: float) -> Facts:
-    nics = tuple(replace(nic, rate=value) for nic in facts.network.nics)
-    return replace(facts, network=replace(facts.network, nics=nics))
-
-
-def gpu(facts: Facts, **changes: object) -> Facts:
-    values = {name: Fact(value, "made by a test") for name, value in changes.items()}
-    return replace(facts, gpu=replace(facts.gpu, **values))  # type: ignore[arg-type]
-
-
-def host(facts: Facts, **changes: object) -> Facts:
-    values = {name: Fact(value, "made by a test") for name, value in changes.items()}
-    return replace(facts, host=replace(facts.host, **values))  # type: ignore[arg-type]
-
-
-SPACE = "NIXL_ETCD_NAMESPACE"
-#: What differs, how, and the values of the rank that differs and of the other three.
-ODD: list[tuple[str, Callable[[Facts], Facts], str, str]] = [
-    ("NIXL", lambda facts: software(facts, nixl="1.4.1"), "1.4.1", "1.5.0"),
-    ("UCX", lambda facts: software(facts, ucx="1.19.0"), "1.19.0", "1.21.0"),
-    ("libfabric", lambda facts: software(facts, libfabric="1.22"), "1.22", "2.3"),
-    ("NIXL's package", lambda facts: software(facts, nixl_package="nixl-cu13"), "nixl-cu13", "nixl-cu12"),
-    ("Python", lambda facts: software(facts, python="3.9.1"), "3.9.1", "3.12.3"),
-    ("the EFA installer", lambda facts: software(facts, efa_installer="1.2"), "1.2", "1.43.2"),
-    ("the architecture", lambda facts: host(facts, architecture="aarch64"), "aarch64", "x86_64"),
-    ("the kernel", lambda facts: host(facts, kernel="5.4.0"), "5.4.0", "6.8.0-1030-aws"),
-    ("locked memory", lambda facts: host(facts, memlock=Memlock(65536, None, privileged=False)), "64 KiB", "unlimited"),
-    ("the GPU driver", lambda facts: gpu(facts, driver="550.54.15"), "550.54.15", "570.133.20"),
-    ("CUDA", lambda facts: gpu(facts, cuda="12.2"), "12.2", "12.8"),
-    ("DMA-BUF", lambda facts: gpu(facts, dma_buf=False), "False", "True"),
-    ("the MTU of the interface of the default route", lambda facts: mtu(facts, 1500), "1500", "9001"),
-    ("RDMA devices", lambda facts: rates(facts, 25e9 / 8), "31 at 100 Gb/s, 1 at 25 Gb/s", "32 at 100 Gb/s"),
-    ("UCX_TLS", lambda facts: steering(facts, UCX_TLS="tcp"), "tcp", "not set"),
-    ("UCX_NET_DEVICES", lambda facts: steering(facts, UCX_NET_DEVICES="a:1"), "a:1", "not set"),
-    (SPACE, lambda facts: steering(facts, **{SPACE: "/nixl/agents"}), "/nixl/agents", "/nixl/agents/ (the default)"),
-]
-
-
-#: Differences that may be meant.
-MILD = {"Python", "the EFA installer", "the kernel", "DMA-BUF", "UCX_NET_DEVICES"}
-
-
-@pytest.mark.parametrize(("subject", "change", "odd", "usual"), ODD, ids=[case[0] for case in ODD])
-def test_rank_that_differs_is_named(
-    node: Facts, subject: str, change: Callable[[Facts], Facts], odd: str, usual: str
-) -> None:
-    [finding] = compare_hosts([node, node, change(node), node])
-    assert finding.subject == subject
-    assert finding.odd == (2,)
-    assert finding.judgement.verdict is (Verdict.WARN if subject in MILD else Verdict.FAIL)
-    reason, node_text = finding.judgement.reason.split(";")[:2]
-    assert f"rank 2 (node-a) has {odd}" in reason
-    assert node_text.endswith(f"the other 3 have {usual}")
-    assert finding.judgement.remedy
-
-
-def test_a_slower_interface_of_the_default_route_is_named(node: Facts) -> None:
-    hosts = [interface_rate(node, rate / 8) for rate in (25e9, 100e9, 100e9)]
-    [finding] = compare_hosts(hosts)
-    assert finding.judgement.reason == (
-        "the rate of the interface of the default route differs: rank 0 (node-a) has 25 Gb/s; the other 2 have 100 Gb/s"
-    )
-    assert compare_hosts([node, *hosts[1:]]) == (), "what is not known of a rank is not compared"
-
-
-def test_both_of_two_different_ranks_are_named(node: Facts) -> None:
-    [finding] = compare_hosts([node, software(node, nixl="1.4.1")])
-    assert finding.odd == (0, 1)
-    assert "rank 0 (node-a) has 1.5.0, rank 1 (node-a) has 1.4.1" in finding.judgement.reason
-
-
-@pytest.mark.parametrize(
-    ("values", "remedy"),
-    [
-        (["", "tcp"], "`unset UCX_TLS` on rank 1 (node-a)"),
-        (["tcp", ""], "`unset UCX_TLS` on rank 0 (node-a)"),
-        (["", "tcp", ""], "`unset UCX_TLS` on rank 1 (node-a)"),
-        (["rc,self", "rc,self", ""], "`export UCX_TLS=rc,self` on rank 2 (node-a)"),
-        (["rc", "ud", "tcp"], "`export UCX_TLS=rc` on rank 1 (node-a), rank 2 (node-a)"),
-    ],
-)
-def test_remedy_for_a_variable_that_differs_names_the_ranks_and_their_hosts(
-    node: Facts, values: list[str], remedy: str
-) -> None:
-    variables = {name: text for name, text in node.environment.steering.items() if name != "UCX_TLS"}
-    hosts = [
-        replace(node, environment=replace(node.environment, steering=variables | ({"UCX_TLS": text} if text else {})))
-        for text in values
-    ]
-    judgement = ranks_agree(hosts)
-    assert (judgement.verdict, judgement.remedy) == (Verdict.FAIL, remedy)
-
-
-def test_equal_ranks_pass_and_a_single_rank_is_not_applicable(node: Facts) -> None:
-    assert ranks_agree([node, node]).verdict is Verdict.PASS
-    assert ranks_agree([node]).verdict is Verdict.NOT_APPLICABLE
-    assert ranks_agree([node, software(node, nixl="1.4.1")]).verdict is Verdict.FAIL
 
 
 @pytest.mark.long

@@ -8,18 +8,11 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.checks.doctor.network import side_channel
-from pytest_nixl.host.facts import Facts, read_environment
 from pytest_nixl.host.network import ReachedPeer, read_peers, read_side_channels
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: The first bytes of a real ZMQ socket (libzmq 4.3).
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f"
@@ -66,32 +59,25 @@ def test_a_name_that_no_resolver_takes_is_refused(
         read(FactsRoot(), ["127.0.0.1:9", name])
 
 
-def judged(*names: str) -> Judgement:
-    facts = cast(
-        "Facts",
-        SimpleNamespace(
-            side_channels=read_side_channels(FactsRoot(), names), environment=read_environment(FactsRoot(), {})
-        ),
-    )
-    return side_channel(facts, Requirements(load_profile("loopback"), ("UCX",)))
+def faults(*names: str) -> list[str]:
+    """Return what is wrong with the side channel of each engine."""
+    channels = read_side_channels(FactsRoot(), names)
+    assert [(channel.name, channel.addresses) for channel in channels] == [(name, ()) for name in names]
+    return [channel.fault for channel in channels]
 
 
-def test_a_zmq_socket_that_listens_passes() -> None:
-    with saying(GREETING) as name:
-        assert judged(name) == Judgement(Verdict.PASS, f"ZMQ answers at {name}")
+def port(name: str) -> str:
+    return name.replace(":", " port ")
 
 
-def test_a_closed_port_is_refused_and_the_default_address_is_the_remedy() -> None:
-    with listening() as (_, name):
+def test_a_side_channel_answers_or_is_refused_or_has_no_address() -> None:
+    with listening() as (_, shut):
         pass  # nothing listens there any more
-    judgement = judged(name)
-    where, port = name.split(":")
-    assert judgement.verdict is Verdict.FAIL
-    assert (
-        judgement.reason
-        == f"1 of 1 side channel silent: {name}: {where} port {port}: connection refused, so no engine listens there"
-    )
-    assert "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address" in judgement.remedy
+    with saying(GREETING) as name:
+        good, refused, unknown, default = faults(name, shut, "prefill.invalid", "127.0.0.1")
+    assert (good, refused) == ("", f"{port(shut)}: connection refused, so no engine listens there")
+    assert unknown.startswith("its name does not resolve (")
+    assert default == "127.0.0.1 port 5600: connection refused, so no engine listens there"
 
 
 def test_packets_that_are_dropped_end_the_check_after_its_time_limit() -> None:
@@ -101,38 +87,11 @@ def test_packets_that_are_dropped_end_the_check_after_its_time_limit() -> None:
             client = clients.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(server.getsockname())
-        judgement = judged(name)
-    assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.endswith(": no answer within 2 s")
-    assert judgement.remedy.startswith("allow TCP to this port in the NetworkPolicy")
+        assert faults(name) == [f"{port(name)}: no answer within 2 s"]
 
 
-@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request", b"\xff" + bytes(9)])
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request", b"\xff" + bytes(9), GREETING[:9], GREETING[1:]])
 def test_an_open_port_that_sends_no_greeting_of_zmq_fails(greeting: bytes) -> None:
     """A stopped engine accepts too: the kernel does that for it. So does another program."""
     with saying(greeting) as name:
-        judgement = judged(name)
-    assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.endswith(": connected, but no greeting of ZMQ came within 2 s")
-    assert "look in that engine's log" in judgement.remedy
-
-
-def test_a_name_without_an_address_is_told_beside_a_side_channel_that_answers() -> None:
-    with saying(GREETING) as name:
-        judgement = judged(name, "prefill.invalid")
-    assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.startswith("1 of 2 side channels silent: prefill.invalid: its name does not resolve (")
-    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in judgement.remedy
-
-
-def test_the_default_port_is_that_of_vllm() -> None:
-    [channel] = read_side_channels(FactsRoot(), ["127.0.0.1"])
-    assert channel == ReachedPeer(
-        "127.0.0.1", (), "127.0.0.1 port 5600: connection refused, so no engine listens there"
-    )
-
-
-def test_without_a_name_the_command_is_told() -> None:
-    judgement = judged()
-    assert judgement.verdict is Verdict.NOT_APPLICABLE
-    assert "`pytest-nixl doctor --side-channel=PREFILL`" in judgement.reason
+        assert faults(name) == [f"{port(name)}: connected, but no greeting of ZMQ came within 2 s"]
