@@ -35,6 +35,7 @@ PLAIN = [([GOOD, GOOD], "PASS"), ([GOOD, WRONG], "FAIL")]
 SILENCE = [
     ([KILLED], "PASS"),
     ([KILLED, SILENT], "LIBFABRIC-DEAD-TARGET-SILENT occurs and affects"),
+    ([SILENT, KILLED], "LIBFABRIC-DEAD-TARGET-SILENT occurs and affects"),
     ([replace(SILENT, backend="UCX")], "FAIL"),
     ([SILENT, replace(SILENT, backend="UCX")], "FAIL"),
     ([SILENT, WRONG], "FAIL"),
@@ -168,6 +169,33 @@ def test_storage_alone_has_no_second_agent(
     arguments |= {"agent_progress": "auto"} if fixture is conftest.couple else {}
     with pytest.raises(NotApplicableError, match=r"^--nixl-backend=POSIX,OBJ (has|moves bytes to storage and has) no"):
         value_of(fixture, stack, **arguments)
+
+
+def test_a_couple_is_of_two_ranks_and_the_initiator_knows_the_target(
+    make_settings: Callable[..., Settings], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, cluster = MagicMock(), SimpleNamespace(hosts=["first", "second", "third"])
+    monkeypatch.setattr(conftest, "Agents", started)
+    agents, ends = started.return_value.__enter__.return_value, (MagicMock(), MagicMock())
+    agents.start_each.return_value = ends
+    settings = make_settings(backend=("UCX", "LIBFABRIC"), progress_thread=("on", "off"))
+    couple = value_of(
+        conftest.couple, stack, nixl_settings=settings, agent_backend="LIBFABRIC", agent_progress="off",
+        nixl_cluster=cluster,
+    )  # fmt: skip
+    host, changed = started.call_args.args
+    assert (host, changed.backend, changed.progress_thread) == ("first", ("LIBFABRIC",), ("off",))
+    agents.start_each.assert_called_once_with(["initiator", "target"], hosts=["first", "second"], progress_thread=None)
+    assert (couple.initiator, couple.target, couple.agents, couple.cluster) == (*ends, agents, cluster)
+    couple.target.allocate_asked.assert_called_once_with(64 << 10)
+    couple.target.register.assert_called_once_with(couple.memory)
+    couple.target.polled.assert_called_once_with()
+    couple.initiator.add_remote_agent.assert_called_once_with(couple.target.get_agent_metadata())
+    again, memory = couple.another_target()
+    agents.start.assert_called_once_with(couple.target.name, host="second", progress_thread=None)
+    again.allocate_asked.assert_called_once_with(couple.memory.size)
+    again.register.assert_called_once_with(memory)
+    assert couple.seconds is agents.settings.timeout
 
 
 class Worker:
