@@ -268,7 +268,8 @@ def sample(bandwidth: float, *transports: str, wrong: str | None = None, content
     ("slow", "wrong", "others", "expected"),
     [
         (39e9, None, 0.0, "PASS: {}38 GB/s together, 95% of the sum of each alone; by GPU 0: 19, 1: 19 GB/s; the "
-         "slowest is GPU 0 (0000:00:00.0, NUMA node 0) to GPU 1 over rc/near0:1, with 19 of the 20 GB/s that it moves alone"),
+         "slowest is GPU 0 (0000:00:00.0, NUMA node 0) to GPU 1 over rc/near0:1, with 19 of the 20 GB/s that it moves "
+         "alone"),
         (39e9, "3 bytes are wrong", 0.0, "CORRUPT: "),
         (1e9, None, 0.0, "FAIL: "),
         (1e9, None, 0.9, "INCONCLUSIVE: "),
