@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -97,16 +98,29 @@ def test_runs_without_a_failed_pair_or_a_second_rank_have_nothing_to_measure() -
     assert links.measured == []
 
 
-def test_wrong_bytes_win_over_a_pair_that_starves(monkeypatch: pytest.MonkeyPatch) -> None:
-    judgements = [Judgement(Verdict.WARN, "one starves", "look"), Judgement(Verdict.CORRUPT, "3 bytes", "run alone")]
-    remaining = iter(judgements)
-    monkeypatch.setattr(ranks_together, "at_once", lambda *_: next(remaining))
-    run = SimpleNamespace(links=[ROW, replace(ROW, op="READ")])
-    judgement = ranks_together.judge_pairs_together(
-        cast(Run, run), cast(Settings, SimpleNamespace(blocks=[4096], depth=[1])),
-        cast(Cluster, SimpleNamespace(ranks=4)), cast(Launches, SimpleNamespace(together=lambda *_: [])),
+@pytest.mark.parametrize(
+    ("verdicts", "worst"), [("PASS WARN", "WARN"), ("WARN CORRUPT", "CORRUPT"), ("CORRUPT PASS", "CORRUPT")]
+)
+def test_pairs_without_a_common_rank_transfer_at_once_for_each_backend_operation_and_memory(
+    verdicts: str, worst: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong bytes win over a pair that starves; storage has no pairs."""
+    made = [Judgement(Verdict(name), f"{name} it is", f"remedy of {name}") for name in verdicts.split()]
+    judged, pairs = MagicMock(side_effect=made), MagicMock()
+    monkeypatch.setattr(ranks_together, "at_once", judged)
+    stored = replace(ROW, backend="POSIX", memory=MemoryPair("DRAM", "FILE"))
+    run = cast(Run, SimpleNamespace(links=[ROW, replace(ROW, op="READ"), stored, replace(ROW, pair=(2, 3))]))
+    settings = cast(Settings, SimpleNamespace(blocks=[4096, 64], depth=[1, 8]))
+    judgement = ranks_together.judge_pairs_together(run, settings, cast(Cluster, SimpleNamespace(ranks=5)), pairs)
+    assert judgement == Judgement(
+        Verdict(worst), "; ".join(each.reason for each in made), f"remedy of {worst}",
     )  # fmt: skip
-    assert judgement == Judgement(Verdict.CORRUPT, "one starves; 3 bytes", "run alone")
+    apart = [(0, 2), (1, 3)]
+    assert pairs.together.mock_calls == [call("UCX", op, ROW.memory, apart) for op in ("WRITE", "READ")]
+    links = pairs.together.return_value
+    assert judged.mock_calls == [call(f"UCX {op}", links, 4096, 8) for op in ("WRITE", "READ")]
+    with pytest.raises(NotApplicableError, match=r"^this check needs two pairs without a common rank, and so at least"):
+        ranks_together.judge_pairs_together(run, settings, cast(Cluster, SimpleNamespace(ranks=3)), pairs)
 
 
 class BusyLinks(Links):
