@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,7 +19,7 @@ from helpers.forked_runs import save_time
 
 from pytest_nixl.checks.pattern import rank_flows
 from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
-from pytest_nixl.checks.pattern.fairness import ALONE, LOADS, TOGETHER, PatternKind, PatternSamples, judge_fairness
+from pytest_nixl.checks.pattern.fairness import ALONE, LOADS, TOGETHER, PatternKind, judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
@@ -33,7 +32,6 @@ from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
-from pytest_nixl.processes.worker_process import Pending, Worker
 
 HOST = MemoryPair("DRAM", "DRAM")
 KIB = 1 << 10
@@ -78,51 +76,6 @@ def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, o
             assert samples.bandwidth == pytest.approx(flow.rate(load))
             assert len(samples.contention) == 1
     assert measured.total == pytest.approx(sum(flow.rate(TOGETHER) for flow in measured.flows))
-
-
-@pytest.mark.long
-def test_repetitions_end_when_they_are_clear(connect: Connect) -> None:
-    counts: list[int] = []
-
-    def clear(so_far: PatternSamples) -> bool:
-        counts.append(len(so_far.flows[0].alone))
-        return len(counts) == 2
-
-    measured = connect("incast:3").measure(repeats=4, clear=clear)
-    assert counts == [1, 2]
-    assert {len(flow.windows(load)) for flow in measured.flows for load in LOADS} == {2}
-
-
-@pytest.mark.long
-def test_lost_packets_of_the_two_hosts_of_a_flow_are_counted_while_flows_are_timed(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flows, timed = connect("incast:3"), RankFlows._timed
-    done: list[str] = []
-    calls: list[tuple[Any, ...]] = []
-
-    def time_flows(self: RankFlows, *arguments: Any) -> None:
-        done.append("timed")
-        timed(self, *arguments)
-
-    def compare(*arguments: Any) -> tuple[str, ...]:
-        calls.append(arguments)
-        return tuple(arguments[1])
-
-    monkeypatch.setattr(RankFlows, "_timed", time_flows)
-    # No host of these tests has RDMA.
-    monkeypatch.setattr(rank_flows, "loss_counters", lambda workers, before=None: {name: list(done) for name in "abc"})
-    monkeypatch.setattr(rank_flows, "lossy_devices", compare)
-    monkeypatch.setattr(RankFlows, "_hosts", lambda self: ["a", "b", "c"])
-    measured = flows.measure(repeats=2).flows
-    for flow, (before, after, transports, moved) in zip(measured, calls, strict=True):
-        assert set(before) == {"a", "b", "c"}
-        assert sorted(after) == sorted("abc"[rank] for rank in flow.flow.ranks)
-        assert [*before["a"], *after["a"]] == ["timed", "timed"]
-        assert transports == flow.transports
-        assert moved == flow.flow.size * sum(count for load in LOADS for count, _ in flow.windows(load))
-        for load in LOADS:
-            assert flow.samples(flows._kind.key(flow.flow, load), load).lossy == tuple(after)
 
 
 @pytest.mark.long
@@ -174,25 +127,6 @@ def test_a_flow_whose_bytes_never_arrive_is_corrupt_in_every_byte(
 
 
 @pytest.mark.long
-def test_commands_about_bytes_do_not_grow_with_the_flows_of_a_rank(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, counts = Worker.request, Counter[tuple[int, str]]()
-
-    def count(self: Worker, command: str, **keywords: Any) -> Pending:
-        counts[self.rank, command] += 1
-        return request(self, command, **keywords)
-
-    monkeypatch.setattr(Worker, "request", count)
-    command_counts = []
-    for text in ("incast:3", "incast:4"):
-        counts.clear()
-        assert all(flow.corruption is None for flow in connect(text).measure(repeats=1).flows)
-        command_counts.append({command: counts[0, command] for command in ("fill", "compare")})
-    assert command_counts == [{"fill": 2, "compare": 3}] * 2
-
-
-@pytest.mark.long
 def test_a_rank_that_does_not_compare_all_its_flows_is_named(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     compare = Buffer.compare_parts
     monkeypatch.setattr(Buffer, "compare_parts", lambda self, parts: compare(self, parts[1:]))
@@ -239,25 +173,6 @@ def test_a_rank_that_is_stopped_is_named_and_the_others_are_ended(connect: Conne
             flows.measure(repeats=1)
     assert "was stopped by a signal" in str(caught.value)
     assert not any(agent.worker.alive for agent in flows.agents)
-
-
-@pytest.mark.long
-# The commands are the same for every pattern; alltoall:3 has more flows.
-@pytest.mark.parametrize("pattern", [pytest.param("incast:3", marks=pytest.mark.whole), "alltoall:3"])
-def test_all_rounds_together_are_one_command_for_each_rank(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
-    flows, sent = connect(pattern), Counter[str]()
-    request = Worker.request
-
-    def counted(self: Worker, command: str, **arguments: Any) -> Pending:
-        sent.update([command])
-        return request(self, command, **arguments)
-
-    monkeypatch.setattr(Worker, "request", counted)
-    flows.measure(repeats=2)
-    # Two verifications, the durations of the windows, and two repeats.
-    assert sent["flows_run"] == sent["flows_report"] == 5 * len(flows.agents)
 
 
 def test_the_keys_of_rows_name_pattern_and_load() -> None:
@@ -535,22 +450,6 @@ def test_every_rank_is_waited_for_and_the_coordinator_only_serves(
     with pytest.raises(WorkerError, match="did not report each step"):
         flows._run([flows._all_flows])
     assert waited == [(2, 1), (3, 0)]
-
-
-def test_a_rank_prepares_the_flows_that_it_posts(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flows, workers, _ = asked_flows
-    flows._backend = SimpleNamespace(PLUGIN="UCX")
-    flows._ends = lambda flow, slot: ((flow.source, 64, 0), (flow.target, 64, 0))  # type: ignore[method-assign]
-    monkeypatch.setattr(rank_flows, "results", list)
-    flows._prepare(range(3))
-    posted = [arguments["flows"] for worker in workers for _, arguments in worker.requests]
-    assert posted == [
-        [],
-        [{"number": 0, "partner": "agent 0", "slots": [[[1, 64, 0], [0, 64, 0]]]}],
-        [{"number": 1, "partner": "agent 0", "slots": [[[2, 64, 0], [0, 64, 0]]]}],
-    ]
 
 
 def test_the_workers_of_a_pattern_end_at_the_same_time() -> None:
