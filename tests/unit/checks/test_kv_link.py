@@ -115,18 +115,6 @@ def change(monkeypatch: pytest.MonkeyPatch) -> Callable[[KvLink, Callable[[int],
 Change = Callable[[KvLink, Callable[[int], None]], None]
 
 
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_a_corrupted_byte_is_reported_with_layer_block_and_offset(connect: Connect, change: Change, op: str) -> None:
-    link = connect(op)
-    place = link.destination.address + LAYOUT.offset(5, 63) + 9
-    change(link, lambda memory: _put(memory, place, bytes([os.pread(memory, 1, place)[0] ^ 0x40])))
-    corruption = link.measure(KvTraffic(16), duration=0.0).corruption
-    assert corruption is not None
-    assert corruption.wrong_bytes == 1
-    assert corruption.where == "layer 2 V, block 63, offset 9"
-    assert corruption.holds == ""
-
-
 #: Requests for every block of the cache in its order, so that each block has a known source.
 ALL = KvTraffic(LAYOUT.blocks, BlockOrder.CONTIGUOUS)
 

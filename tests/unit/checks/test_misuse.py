@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from helpers.watching_agent import watching_agents
+from helpers.watching_agent import nixlInvalidParamError, watching_agents
 
 from pytest_nixl.checks.faults.misuse import (
-    DEFECTIVE,
     KINDS,
     MisuseEnding,
     MisuseOutcome,
@@ -24,7 +22,6 @@ from pytest_nixl.checks.faults.misuse import (
 )
 from pytest_nixl.checks.faults.worker import misuse as worker_misuse
 from pytest_nixl.checks.faults.worker.misuse import MISUSES, STALLS, carry_out
-from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
@@ -32,15 +29,7 @@ from pytest_nixl.nixl.worker.peer_scene import PEER, SIZE, PeerScene
 from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError
-
-#: The functions that replace the defective calls, by their misuse.
-WITHOUT_DEFECT = {
-    "duplicate-descriptor": "refuse_duplicates",
-    "released-handle": "refuse_released_handles",
-    "deregistered-source": "refuse_deregistered_source",
-    "cut-metadata": "refuse_cut_metadata",
-}
+from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
 
 
 @pytest.fixture
@@ -57,8 +46,6 @@ def outcome(id: str, ending: MisuseEnding, error: str = "", wrong: int | None = 
 
 def test_the_worker_can_carry_out_every_misuse_and_no_other() -> None:
     assert set(MISUSES) == set(KINDS)
-    # UCX does not have the defect of the one that is left: tests/libfabric has it.
-    assert {*WITHOUT_DEFECT, "released-in-flight"} == {kind.id for kind in DEFECTIVE}
 
 
 PASSES = "NIXL 1.5.1 with UCX moves correct bytes after each: "
@@ -153,21 +140,6 @@ def test_the_answer_of_the_worker_is_the_outcome_or_an_error_if_it_has_another_f
     )
 
 
-@pytest.mark.parametrize("id", WITHOUT_DEFECT)
-def test_a_nixl_without_the_defect_passes_the_same_check(agent: NixlAgent, id: str) -> None:
-    agent.run(f"helpers.misuse_functions:{WITHOUT_DEFECT[id]}")
-    outcome = misuse(agent, KINDS[id], "UCX")
-    assert (outcome.ending, outcome.error, outcome.wrong_bytes) == (MisuseEnding.REFUSED, "nixlInvalidParamError", 0)
-    judgement = judge_finding(
-        FINDINGS[KINDS[id].finding], occurs=bool(outcome.fault), reason=misuse_reason(outcome), affects=False,
-        acceptance=None, today=date(2026, 11, 22),
-    )  # fmt: skip
-    assert (judgement.verdict, judgement.known_limit) == (Verdict.PASS, False)
-    assert f"with UCX of NIXL {outcome.nixl}, {KINDS[id].label}: refused (nixlInvalidParamError), and the next" in (
-        judgement.reason
-    )
-
-
 @pytest.mark.parametrize("id", ["duplicate-descriptor", "released-handle"])
 def test_a_crash_of_the_real_nixl_is_an_outcome(agent: NixlAgent, id: str) -> None:
     outcome = misuse(agent, KINDS[id], "UCX")
@@ -188,31 +160,6 @@ def test_cut_metadata_of_the_real_nixl_spoils_its_agent(agent: NixlAgent) -> Non
     after = "; after that, NIXL refuses a transfer to the peer (nixlInvalidParamError)"
     assert outcome.fault == f"{KINDS['cut-metadata'].label}: refused (nixlNotFoundError){after}"
     assert misuse_reason(outcome).endswith(f"refused (nixlNotFoundError){after}")
-
-
-def test_a_new_crash_is_caught(agent: NixlAgent) -> None:
-    agent.run("helpers.misuse_functions:crash", method="send_notif")
-    outcome = misuse(agent, KINDS["notification-to-unknown-agent"], "UCX")
-    assert outcome.fault == "a notification is sent to an unknown agent: crashed (was ended by SIGSEGV)"
-
-
-def test_a_transfer_that_must_be_refused_is_caught_if_it_is_accepted(agent: NixlAgent) -> None:
-    agent.run("helpers.misuse_functions:accept_every_transfer")
-    outcome = misuse(agent, KINDS["different-lengths"], "UCX")
-    assert "accepted, but only an error is right" in outcome.fault
-    assert outcome.wrong_bytes == SIZE - 1024, "of what did not arrive, no byte is right by chance"
-
-
-def test_wrong_bytes_after_a_misuse_are_caught(agent: NixlAgent) -> None:
-    agent.run("helpers.misuse_functions:spoil")
-    assert misuse(agent, KINDS["released-twice"], "UCX").fault.endswith("; 1 bytes of the next transfer are wrong")
-
-
-@pytest.mark.parametrize("method", ["add_remote_agent", "transfer"])
-def test_a_failed_preparation_is_an_error_and_no_outcome(agent: NixlAgent, method: str) -> None:
-    agent.run("helpers.misuse_functions:refuse", method=method)
-    with pytest.raises(NixlError, match="nixlInvalidParamError"):
-        misuse(agent, KINDS["released-twice"], "UCX")
 
 
 @pytest.mark.parametrize(
@@ -275,6 +222,13 @@ def test_the_answer_to_a_misuse_says_what_nixl_raised_and_how_many_bytes_of_the_
         raised = "nixlInvalidParamError" if refuses else ""
         assert answer == {"raised": raised, "after": "", "wrong_bytes": wrong}
         assert agents[PEER].options == {"progress_thread": backend == "LIBFABRIC"}
+
+
+def test_a_failed_preparation_is_an_error_and_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = watching_agents(monkeypatch)["agent"]
+    agent.refuses, agent.regions = True, [range(1 << 62)]
+    with pytest.raises(nixlInvalidParamError, match="overlapping regions"):
+        carry_out(agent, "released-twice", "UCX", 60.0)
 
 
 @pytest.mark.parametrize(("id", "backend"), [STALLS, ("released-in-flight", "UCX"), ("released-twice", "LIBFABRIC")])

@@ -92,30 +92,9 @@ def test_threads_on_one_agent_move_every_byte(agent: NixlAgent, mode: str) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("function", "reasons"),
-    [
-        ("crash_in_threads", ["the process was ended by SIGSEGV"]),
-        ("double", ["1 notifications arrived twice"]),
-        ("spoil", [f"{THREADS * TRANSFERS} bytes are wrong"]),
-    ],
-)
-def test_a_fault_of_threads_is_seen(agent: NixlAgent, function: str, reasons: list[str]) -> None:
-    agent.run(f"helpers.thread_functions:{function}")
-    assert transfer_in_threads(agent, "UCX", "strict").faults == reasons
-
-
-@pytest.mark.long
 def test_agents_that_are_created_at_once_move_bytes(agent: NixlAgent) -> None:
     (outcome,) = create_in_threads([agent], "UCX")
     assert (outcome.faults, outcome.moved) == ([], AGENTS)
-
-
-@pytest.mark.long
-def test_an_agent_that_cannot_be_created_beside_others_is_missing(agent: NixlAgent) -> None:
-    agent.run("helpers.thread_functions:refuse_second_agent")
-    (outcome,) = create_in_threads([agent], "UCX")
-    assert outcome.faults == ["1 missing", "RuntimeError: refused by the test"]
 
 
 @pytest.mark.long
@@ -156,6 +135,20 @@ def test_agents_created_at_once_move_bytes_each(monkeypatch: pytest.MonkeyPatch)
             {"progress_thread": False, "sync_mode": "auto"}, "create_backend UCX",
         )  # fmt: skip
         assert (created.faults, created.done, agents[PEER].faults) == ([], 1, [])
+
+
+def test_an_agent_that_cannot_be_created_beside_others_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = watching_agents(monkeypatch)
+    create = WatchingAgent.create_backend
+
+    def refuse_one(agent: WatchingAgent, plugin: str) -> None:
+        if agent.name == "agent-at-once-1":
+            raise RuntimeError("refused by the test")
+        create(agent, plugin)
+
+    monkeypatch.setattr(WatchingAgent, "create_backend", refuse_one)
+    counts = create_at_once(agents["agent"], "UCX", 3, 60.0)
+    assert (counts["moved"], counts["errors"]) == (2, ["RuntimeError: refused by the test"])
 
 
 def spoiled(data: bytes) -> bytes:
