@@ -140,19 +140,6 @@ def accept_every_transfer(agent: Any) -> None:
     kind.initialize_xfer = initialize_xfer
 
 
-def spoil(agent: Any) -> None:
-    """Let the comparison of every buffer find a wrong byte."""
-    from pytest_nixl.nixl.worker.memory import DramBuffer
-
-    original = DramBuffer.compare
-
-    def compare(self: DramBuffer, seed: int, offset: int, size: int) -> dict[str, int] | None:
-        self.write(offset, bytes([self.read(offset, 1)[0] ^ 1]))
-        return original(self, seed, offset, size)
-
-    setattr(DramBuffer, "compare", compare)  # noqa: B010 - the type checker allows no assignment to a method
-
-
 def never_fail(agent: Any, told: int = 0) -> None:
     """Let all but ``told`` transfers stay in flight once they have failed, as if NIXL did not notice a peer's death."""
     kind = type(agent)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -171,13 +171,15 @@ class CyclingAgent:
 
     :param resource: what grows by 600 with each cycle; empty: nothing.
     :param until: the number of cycles after which nothing grows any more.
-    :param lacking: a resource of which the worker does not tell from this sample on.
+    :param lacking: a resource of which the worker does not tell, in these samples or in all.
     """
 
-    def __init__(self, resource: str = "", until: int = 1 << 20, lacking: str = "", lacking_from: int = 0) -> None:
+    def __init__(
+        self, resource: str = "", until: int = 1 << 20, lacking: str = "", samples: Sequence[int] = range(99)
+    ) -> None:
         self.now, self.counts, self.requests = 100.0, list[int](), list[dict[str, object]]()
         self.worker = SimpleNamespace(timeout=1000.0)
-        self._resource, self._until, self._lacking, self._from = resource, until, lacking, lacking_from
+        self._resource, self._until, self._lacking, self._samples = resource, until, lacking, samples
 
     def monotonic(self) -> float:
         return self.now
@@ -189,7 +191,7 @@ class CyclingAgent:
         sample = {**dict.fromkeys((*RESOURCES, "reference"), 1.0), "seconds": 0.125}
         if self._resource:
             sample[self._resource] = 600.0 * min(sum(self.counts), self._until)
-        if len(self.counts) > self._from:
+        if len(self.counts) - 1 in self._samples:
             sample.pop(self._lacking, None)
         return sample
 
@@ -200,14 +202,17 @@ class CyclingAgent:
         return Endurance(cast(NixlAgent, self), CYCLES[cycle], "UCX", duration, **options)
 
 
-@pytest.mark.parametrize("resource", RESOURCES)
+NAMES = ("heap", "memory", "descriptors", "sockets", "threads", "shared-memory", "metadata")
+
+
+@pytest.mark.parametrize("resource", NAMES)
 def test_each_resource_that_grows_is_named_alone(resource: str, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = CyclingAgent(resource)
     endurance = agent.endurance(monkeypatch)
     figures = endure(endurance, ())
     grown = {figure.name: figure.value for figure in figures[1:-1]}
-    assert list(grown) == [f"growth-{name}" for name in RESOURCES]
-    assert grown == {f"growth-{name}": pytest.approx(600.0 * (name == resource)) for name in RESOURCES}
+    assert list(grown) == [f"growth-{name}" for name in NAMES]
+    assert grown == {f"growth-{name}": pytest.approx(600.0 * (name == resource)) for name in NAMES}
     assert [figure.name for figure in (figures[0], figures[-1])] == ["cycle-time", "slowdown"]
     assert all(figure.labels == {"backend": "UCX", "cycle": "registration"} for figure in figures)
     amount = "+600 B" if resource in ("heap", "memory", "metadata") else "+600"
@@ -221,6 +226,8 @@ def test_each_resource_that_grows_is_named_alone(resource: str, monkeypatch: pyt
     assert judgement.reason.startswith(f"growth-{resource} (UCX registration): ")
     assert judgement.reason.endswith(f"; {sentence}")
     assert judgement.remedy
+    passed = Judgement(Verdict.PASS, "the figures keep their bounds")
+    assert judge_endurance(passed, endurance) == Judgement(Verdict.PASS, sentence)
     assert {tuple(request.items()) for request in agent.requests} == {
         (("function", "pytest_nixl.checks.endurance.worker:repeat"), ("cycle", "registration"), ("backend", "UCX"),
          ("seconds", 250.0), ("label", "")),
@@ -275,10 +282,10 @@ def test_cycles_that_become_slower_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert judgement.reason.startswith("slowdown (UCX registration): ")
 
 
-@pytest.mark.parametrize("first", [0, 27])
-def test_only_the_heap_may_be_unknown(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = CyclingAgent(lacking="heap", lacking_from=first).endurance(monkeypatch).figures()
-    assert [figure.name for figure in figures[1:-1]] == [f"growth-{name}" for name in RESOURCES if name != "heap"]
+@pytest.mark.parametrize("samples", [range(99), [4], [27]])
+def test_only_the_heap_may_be_unknown(samples: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = CyclingAgent(lacking="heap", samples=samples).endurance(monkeypatch).figures()
+    assert [figure.name for figure in figures[1:-1]] == [f"growth-{name}" for name in NAMES[1:]]
     with pytest.raises(StrictError, match="threads"):
         CyclingAgent(lacking="threads").endurance(monkeypatch).figures()
 
