@@ -138,6 +138,9 @@ def separate_rails(pair: NicPair, _: int) -> NicRow:
          "none of 4 RDMA devices moved a byte, the first with: NIXL_ERR_BACKEND"),
         (LOOPS, bad(*FIRST, row=NicRow(elsewhere="cma/memory")), "NOT-APPLICABLE",
          "the bytes went over cma/memory, and not over the chosen RDMA device"),
+        (LOOPS, bad(FIRST[0], row=NicRow(elsewhere="cma/memory")), "NOT-APPLICABLE",
+         "the bytes went over cma/memory, and not over the chosen RDMA device"),
+        (LOOPS[:2], bad(FIRST[1], row=BROKEN), "FAIL", f"{FIRST[1]} fails where the others do not: {BROKEN.error}"),
         # A broken device is one even on a busy host, which may be slow.
         (LOOPS, bad(FIRST[1], row=replace(BROKEN, contention=0.8)), "FAIL",
          f"{FIRST[1]} fails where the others do not: {BROKEN.error}"),
@@ -151,10 +154,13 @@ def test_the_bad_device_is_named_with_its_host_and_no_other(
 ) -> None:
     judgement = judged(pairs, moves)
     assert (judgement.verdict.value, judgement.reason) == (verdict, f"rows: {reason}")
-    remedies = {
-        "none of": "ucx-uses-rdma", "the bytes": "UCX_TLS=rc", "which of": "rdma statistic show link mlx5_",
-    }  # fmt: skip
-    remedy = next((text for start, text in remedies.items() if start in reason), "out of UCX_NET_DEVICES; check its")
+    remedy = {"none of": "ucx-uses-rdma", "the bytes": "UCX_TLS=rc"}.get(reason[:9].rpartition(" ")[0], "")
+    if verdict in ("FAIL", "CORRUPT") and not remedy:
+        device = reason.partition(":1 ")[0]  # the bad one, which is named first
+        remedy = (
+            f"leave the device out of UCX_NET_DEVICES; check its cable, transceiver, switch port and PCIe link "
+            f"(`rdma statistic show link {device}/1`, `lspci -vv`), and run "
+        )
     assert (remedy if verdict != "INCONCLUSIVE" else "stop other processes") in judgement.remedy
 
 
@@ -176,9 +182,10 @@ def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error()
     assert "rows: mlx5_0:1 of node-a (rank 0) fails where the others do not: gone" in judgement.reason
 
 
-def test_a_device_of_another_kind_is_not_compared() -> None:
-    management = replace(FIRST[3], kind=("mlx", 3.1e9))
-    pairs = [*LOOPS[:3], NicPair(management, management)]
+@pytest.mark.parametrize("across", [True, False])
+def test_a_device_of_another_kind_is_not_compared(across: bool) -> None:
+    management = replace((OTHER if across else FIRST)[3], kind=("mlx", 3.1e9))
+    pairs = [*ACROSS[:3], NicPair(FIRST[3], management)] if across else [*LOOPS[:3], NicPair(management, management)]
     assert judged(pairs, bad(management, row=rate(3e9))).verdict is Verdict.PASS
 
 

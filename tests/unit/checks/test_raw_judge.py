@@ -195,6 +195,27 @@ def test_each_size_of_fabtests_has_its_unit(size: str, value: int | None) -> Non
     assert FI_RMA_BW.read(line, 1) == (None if value is None else pytest.approx(value * 1e4, rel=1e-3))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x64k     500     31m         2.10s     15.60    4200.91       0.00",
+        "64k     500     31m         2.10s     15.60    4200.91       0.00  more",
+        "64k     500     31m         2.10s     15.60       0.00",
+        "64k     500     31m         2.10s     4200.91       0.00",
+        "64k     500     31m         2.10     15.60    4200.91       0.00",
+    ],
+)
+def test_a_line_of_another_form_is_not_one_of_the_table_of_fabtests(line: str) -> None:
+    assert FI_RMA_BW.read(f"{line}\n", 65536) is None
+
+
+def test_rounded_figures_are_believed_and_a_missing_version_is_none() -> None:
+    assert FI_RMA_BW.read(FABTESTS.replace("15.60", "15.85"), 65536) == pytest.approx(15.85e6)
+    assert UCX_PERFTEST.read(SAID.replace("2727.50", "2750.00"), 1 << 20) == pytest.approx(FINAL)
+    assert UCX_PERFTEST.version("UCX  INFO  Version \n") == ""
+    assert UCX_PERFTEST.transports("ep_cfg[0]: xrma(tcp/lo)", WRITE, ()) == ()
+
+
 def test_each_side_of_a_tool_gets_the_row() -> None:
     row = replace(WRITE, memory=MemoryPair("DRAM", "VRAM"), depth=4)
     assert UCX_PERFTEST.server(row, 100, 10, 7000, ()) == ["-p", "7000"]
