@@ -90,7 +90,9 @@ def test_each_gpu_gets_the_cards_nearest_to_it() -> None:
     assert [seat.gpu for seat in placed] == GPUS
     assert placed[0].variables() == {"UCX_NET_DEVICES": "rdmap79s0:1,rdmap80s0:1,rdmap81s0:1,rdmap82s0:1"}
     assert len({name for seat in placed for name in seat.nics}) == 32
-    assert str(placed[4]) == "GPU 4 (0000:97:00.0, NUMA node 1)"
+    assert [str(placed[number]) for number in (0, 4, -1)] == [
+        f"GPU {gpu.number} ({gpu.pci}, NUMA node {node})" for gpu, node in ((GPUS[0], 0), (GPUS[4], 1), (GPUS[-1], 1))
+    ]
 
 
 def test_a_gpu_keeps_its_cards_if_cuda_numbers_it_first() -> None:

@@ -220,13 +220,15 @@ def test_two_ranks_without_floors_are_not_compared() -> None:
     assert judged_ring(BusyLinks(2), Verdict.NO_EXPECTATION, contention=0.6, ranks=2).verdict is Verdict.PASS
 
 
-def test_a_failed_pair_whose_ends_load_leaves_undecided_is_compared_in_turn() -> None:
-    links = BusyLinks(2)
-    judgement = judged(links, (2, 3))
+@pytest.mark.parametrize(
+    ("slow", "does", "healthy"), [(2, "sends", "rank 3 on node-3"), (3, "receives", "rank 2 on node-2")]
+)
+def test_a_failed_pair_whose_ends_load_leaves_undecided_is_compared_in_turn(slow: int, does: str, healthy: str) -> None:
+    judgement = judged(BusyLinks(slow), (2, 3))
     assert judgement.verdict is Verdict.FAIL
     assert "is undecided" in judgement.reason
-    assert "rank 2 on node-2 (what it sends, over tcp/eth0) is the culprit" in judgement.reason
-    assert "rank 3 on node-3 (what it receives" not in judgement.reason
+    assert f"rank {slow} on node-{slow} (what it {does}, over tcp/eth0) is the culprit" in judgement.reason
+    assert f"{healthy} (what it" not in judgement.reason
 
 
 def test_a_rank_that_failed_again_is_named_though_the_other_end_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:

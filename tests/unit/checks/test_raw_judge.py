@@ -343,7 +343,8 @@ def test_a_few_rows_of_the_largest_depth_are_measured_again_and_failed_ones_of_o
     [
         ([row(KIB)], {"fails": [KIB]}, "WARN", "no raw figure to compare with: the tool has ended"),
         ([row(KIB)], {"fails": [KIB], "bound": 0.5}, "UNKNOWN", "no raw figure to compare with: the tool has ended"),
-        ([row(KIB, **SLOW)], {"fails": [KIB]}, "UNKNOWN", "no raw figure to compare with: the tool has ended"),
+        ([row(KIB, **SLOW), row(2 * KIB)], {"fails": [KIB]}, "UNKNOWN",
+         "no raw figure to compare with: the tool has ended"),
         ([row(KIB, **SLOW), row(KIB, pair=(0, 2), **SLOW), row(2 * KIB, pair=(0, 2), **SLOW)], {"fails": [2 * KIB]},
          "FAIL", "UCX WRITE DRAM:DRAM of 1KiB: NIXL is slow: it moves 0.5 GB/s (4 Gb/s), 12 % of what the fabric "
          "carries: ucx_perftest (ucp_put_bw) moves 4 GB/s (32 Gb/s) over the same transport (tcp/lo)"),
@@ -367,6 +368,34 @@ def test_a_run_without_a_raw_figure_says_why_and_decides_nothing_about_nixl(
     if "no raw figure" in reason:
         assert result.judgement.remedy == "unpack another one\nits output"
     assert {ranks[2] for ranks, _ in result.measured} <= {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("installed", "missing"), [("", "one and other"), ("one", "other"), ("other", "one"), ("one other", "")]
+)
+def test_a_raw_tool_is_missing_where_it_is_not_installed_and_cannot_use_memory_that_its_help_lacks(
+    installed: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only for GPU memory its help is asked for, of the side that needs it."""
+    asked: list[str] = []
+
+    def open_tool(place: str, *_: object) -> MagicMock:
+        def start(arguments: list[str]) -> SimpleNamespace:
+            asked.append(f"{place} {arguments}")
+            lines = "  host - memory\n" + "  cuda - memory\n" * (place == "one")
+            return SimpleNamespace(final_output=lambda seconds: lines)
+
+        tool = MagicMock(where=place, is_installed=place in installed.split(), start=start)
+        tool.__enter__.return_value = tool
+        return tool
+
+    monkeypatch.setattr(tools, "Tool", open_tool)
+    with RawPair(UCX_PERFTEST, ("one", "other"), "b", 9.0) as pair:  # type: ignore[arg-type]
+        assert pair.missing == missing
+        assert [pair.cannot(MemoryPair.parse(memory)) for memory in ("DRAM:DRAM", "VRAM:DRAM", "DRAM:VRAM")] == [
+            "", "", "other was built without VRAM",
+        ]  # fmt: skip
+    assert asked == ["one ['-h']", "other ['-h']"]
 
 
 class Program:
