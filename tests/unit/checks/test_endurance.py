@@ -77,15 +77,6 @@ def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, lea
 
 
 @pytest.mark.long
-@pytest.mark.whole  # tests/integration/test_endurance_suite.py runs each cycle
-@pytest.mark.parametrize("cycle", ["transfer", "registration"])
-def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
-    judgement = run(cycle, "nothing", method=ONCE[cycle])
-    assert judgement.verdict is Verdict.PASS, judgement.reason
-    assert f"times {CYCLES[cycle].label}" in judgement.reason
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("cycle", "leak", "arguments", "figure"),
     [

@@ -28,7 +28,6 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
@@ -124,15 +123,6 @@ def test_a_flow_whose_bytes_never_arrive_is_corrupt_in_every_byte(
     assert {flow: corruption.wrong_bytes for flow, corruption in corruptions.items()} == dict.fromkeys(
         flows._flows, 2 * 64 * KIB
     )
-
-
-@pytest.mark.long
-def test_a_rank_that_does_not_compare_all_its_flows_is_named(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = Buffer.compare_parts
-    monkeypatch.setattr(Buffer, "compare_parts", lambda self, parts: compare(self, parts[1:]))
-    with pytest.raises(WorkerError) as error:
-        connect("incast:3").measure(repeats=1)
-    assert error.value.reason == "rank 0 compared 1 of 2 parts of a buffer"
 
 
 @pytest.mark.long
