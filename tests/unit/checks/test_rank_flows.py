@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -325,121 +325,6 @@ def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadl
         setattr(flows, name, value)
     [step] = flows._with_durations([FlowStep("together", [(first, second)], (9.0, 9.0))])
     assert list(step.durations) == pytest.approx([0.1 * window, window])
-
-
-class AskedWorker:
-    """A worker that keeps what it is asked, and answers nothing. It is a double, so that a report can lack a step."""
-
-    def __init__(self, pid: int, host: str) -> None:
-        self.pid, self.versions = pid, {"host": host}
-        self.requests: list[tuple[str, dict[str, Any]]] = []
-
-    def request(self, command: str, **arguments: Any) -> str:
-        self.requests.append((command, arguments))
-        return command
-
-    call = request
-
-
-@pytest.fixture
-def asked_flows(monkeypatch: pytest.MonkeyPatch) -> tuple[RankFlows, list[AskedWorker], list[Any]]:
-    """Flows 1-0 and 2-0 of three ranks, of which the first two share a host; and the reports of the ranks."""
-    kind = PatternKind(PatternChoice.parse("incast:3").of(1, 64), "UCX", "WRITE", HOST, 1)
-    workers = [AskedWorker(10 + rank, host) for rank, host in enumerate("aab")]
-    flows, reports = RankFlows.__new__(RankFlows), list[Any]()
-    vars(flows).update(
-        _kind=kind, _flows=list(kind.pattern.flows), _settings=SimpleNamespace(timeout=60.0), _runs=iter(range(5, 99)),
-        _posts={flow: (kind.initiator(flow), number) for number, flow in enumerate(kind.pattern.flows)},
-        _workers=workers, _ranks=[
-            SimpleNamespace(worker=worker, agent=SimpleNamespace(name=f"agent {rank}", ref=rank), endpoint=rank)
-            for rank, worker in enumerate(workers)
-        ],
-    )  # fmt: skip
-    monkeypatch.setattr(rank_flows, "results", lambda request, **_: reports if request[0] == "flows_report" else None)
-    return flows, workers, reports
-
-
-def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]],
-) -> None:
-    flows, workers, reports = asked_flows
-    first_flow, second_flow = flows._flows
-    reports += [
-        [{"windows": [], "contention": 0.0}, {"windows": [], "contention": 0.5}],
-        [{"windows": [[0, [3], [0.5]]], "contention": 0.0}, None],
-        [None, {"windows": [[1, [4], [0.25]]], "contention": 1.0}],
-    ]
-    steps = flows._run([FlowStep(ALONE, [[first_flow]], (2.0,)), FlowStep(ALONE, [[second_flow]])])
-    assert [measured.windows for measured in steps] == [{first_flow: [(3, 0.5)]}, {second_flow: [(4, 0.25)]}]
-    assert [measured.contention for measured in steps] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
-    runs = [next(sent for command, sent in worker.requests if command == "flows_run") for worker in workers]
-    assert [sent["own"] for sent in runs] == [[11], [10], []]
-    # Of a step, all ranks wait for the first to arrive, and for the last to finish.
-    assert {(sent["timeout"], sent["seconds"]) for sent in runs} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
-    assert [sent["everyone"] for sent in runs] == [
-        {"coordinator": "", "members": ["agent 1", "agent 2"]}, *[{"coordinator": "agent 0", "members": []}] * 2,
-    ]  # fmt: skip
-    # The rank that does not post coordinates a flow that is measured alone.
-    waiting, posting = runs[0]["steps"][0], runs[1]["steps"][0]
-    assert (waiting["flows"], waiting["group"], waiting["busy"]) == ([], {"coordinator": "", "members": ["agent 1"]}, 2)
-    assert (posting["flows"], posting["group"]) == ([0], {"coordinator": "agent 0", "members": []})
-    assert [sent["steps"][1] is None for sent in runs] == [False, True, False]
-    flows._posts[first_flow] = (0, 0)
-    assert flows._parts(FlowStep(ALONE, [[first_flow]]))[1]["group"] == {"coordinator": "", "members": ["agent 0"]}
-
-
-@pytest.mark.parametrize("other", [64, 128])
-def test_the_log_of_each_rank_is_read_once(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch, other: int
-) -> None:
-    """A log tells no transports if the partners of its rank are on its host and on others, as those of rank 0."""
-    flows, workers, _ = asked_flows
-    read: list[str] = []
-    sizes: list[int] = []
-
-    def output(name: str) -> str:
-        read.append(name)
-        return name
-
-    def transports(log: str, op: str, size: int, _: MemoryPair) -> tuple[str, ...]:
-        sizes.append(size)
-        return (f"{op} {size} of {log}",)
-
-    for worker, host in zip(workers, "aba", strict=True):
-        worker.versions = {"host": host}
-        monkeypatch.setattr(worker, "output", partial(output, f"rank {worker.pid - 10}"), raising=False)
-    pair = [Flow(1, 0, 64), Flow(1, 2, other)]
-    vars(flows).update(_flows=[*pair, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
-    assert flows._reported() == {
-        pair[0]: (("WRITE 64 of rank 1",), ""), pair[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
-    }  # fmt: skip
-    assert (read, sizes) == (["rank 1"], [64] if other == 64 else [64, 128])
-
-
-@pytest.mark.parametrize("short", [0, 1, 2])
-def test_a_rank_whose_report_lacks_a_step_is_an_error(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], short: int
-) -> None:
-    flows, _, reports = asked_flows
-    whole = {"windows": [[0, [1], [1.0]], [1, [1], [1.0]]], "contention": 0.0}
-    reports += [[] if rank == short else [whole] for rank in range(3)]
-    with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
-        flows._run([flows._all_flows])
-
-
-def test_every_rank_is_waited_for_and_the_coordinator_only_serves(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flows, waited = asked_flows[0], list[tuple[int, int]]()
-
-    def answers(requests: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
-        waited.append((len(requests), len(serving)))
-        return [[] for _ in requests]
-
-    monkeypatch.setattr(rank_flows, "results", answers)
-    with pytest.raises(WorkerError, match="did not report each step"):
-        flows._run([flows._all_flows])
-    assert waited == [(2, 1), (3, 0)]
 
 
 def test_the_workers_of_a_pattern_end_at_the_same_time() -> None:

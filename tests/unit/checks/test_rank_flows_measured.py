@@ -21,6 +21,7 @@ from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, TrafficPattern
 from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.worker_errors import WorkerError
 
 #: Two flows to rank 0, one back to rank 1; rank 3 rests.
@@ -40,6 +41,8 @@ class Rank:
         #: What each comparison of this rank finds, in turn.
         self._wrong = iter(wrong.get(number, ()))
         self._reports = 0
+        #: How many steps its reports lack.
+        self.short = 0
 
     def start(self, role: str, environment: object, timeout: float, start_timeout: float) -> Rank:
         self._log.append((self.number, "start", role, timeout, start_timeout))
@@ -70,7 +73,8 @@ class Rank:
             return None
         assert arguments == {"endpoint": f"endpoint {self.number}"}
         self._reports += 1
-        return [None if step is None else self._report(step) for step in self._steps]
+        reports = [None if step is None else self._report(step) for step in self._steps]
+        return reports[self.short :]
 
     def _report(self, step: dict[str, Any]) -> dict[str, Any]:
         durations = step["durations"]
@@ -81,6 +85,7 @@ class Rank:
         return {"windows": [(flow, counts, seconds) for flow in step["flows"]], "contention": contention}
 
     def output(self) -> str:
+        self._log.append((self.number, "output"))
         return f"log of {self.number}"
 
     def kill(self) -> None:
@@ -98,10 +103,16 @@ class Measurement:
         patch.setattr(rank_flows, "secrets", SimpleNamespace(randbits=lambda bits: next(seeds)))
         patch.setattr(NixlAgent, "within_each", lambda workers, **options: list(workers))
         patch.setattr(rank_flows, "connect_partners", lambda agents, pairs: self.note("connect", len(agents), pairs))
-        patch.setattr(rank_flows, "results", lambda requests, serving=(): list(requests))
+        patch.setattr(rank_flows, "results", self._wait)
+        backend = type(BACKENDS["UCX"])
+        patch.setattr(backend, "transports", lambda backend, log, *row: (f"{log} {row[:2]}",))
         patch.setattr(rank_flows, "loss_counters", self._count_losses)
         patch.setattr(rank_flows, "lossy_devices", self._find_losses)
         self.flows = RankFlows(cast(Any, self.ranks), list("wxyz"), KIND, settings, settings.agents[0])
+
+    def _wait(self, requests: Sequence[Any], serving: Sequence[Any] = ()) -> list[Any]:
+        self.note("wait", len(requests), len(serving))
+        return list(requests)
 
     def note(self, *step: Any) -> None:
         self.log.append(("pytest", *step))
@@ -175,7 +186,11 @@ def test_flows_are_verified_timed_alone_and_together_and_verified_again(measured
     posts = {rank: [part and part["flows"] for part in run["steps"]] for rank, run in steps[3:6]}
     assert posts == {0: [[], [2], [], [2]], 1: [None, [], [0], [0]], 2: [[1], None, None, [1]]}
     # The patterns of sources are new for each verification; before it the targets get their complements.
-    names = [(name, *(rest[:1] if name == "fill" else ())) for rank, name, *rest in made.log if rank in ("pytest", 0)]
+    names = [
+        (name, *(rest[:1] if name == "fill" else ()))
+        for rank, name, *rest in made.log
+        if rank in ("pytest", 0) and name not in ("wait", "output")
+    ]
     run = [("flows_run",), ("flows_report",)]
     verify = [("fill", False), ("fill", True), *run, ("compare",)]
     assert names == [
@@ -189,6 +204,12 @@ def test_flows_are_verified_timed_alone_and_together_and_verified_again(measured
     assert len({part[0][0] for part in filled}) == 3
     assert made.asked("count losses") == [
         ("pytest", [0, 1, 2, 3], None), ("pytest", [0, 1, 2, 3], dict.fromkeys("abc", "before")),
+    ]  # fmt: skip
+    # The coordinator only serves, and a log is read once, if it cannot be of partners on its host and of others.
+    assert {step[2:] for step in made.log if step[1] == "wait" and step[3]} == {(2, 1)}
+    assert made.asked("output") == [(1,), (2,)]
+    assert [flow.transports for flow in samples.flows] == [
+        ("log of 1 ('WRITE', 64)",), ("log of 2 ('WRITE', 128)",), (),
     ]  # fmt: skip
     # What is known so far has the windows, and of the ends of a flow the larger contention.
     assert [len(each.flows[0].alone) for each in so_far] == [1, 2]
@@ -240,3 +261,36 @@ def test_a_rank_that_fails_ends_all(measured: Measure, monkeypatch: pytest.Monke
     with pytest.raises(WorkerError, match="rank 2 has ended"):
         made.flows.measure()
     assert [rank.killed for rank in made.ranks] == [1, 1, 1, 1, 0]
+
+
+def test_each_rank_is_told_its_coordinators_and_who_shares_its_host(measured: Measure) -> None:
+    """Of a flow that is measured alone the rank that does not post coordinates; a step waits for all ranks."""
+    made = measured()
+    made.log.clear()
+    made.flows.measure(repeats=1)
+    asked = dict(made.asked("flows_run")[3:6])
+    assert [asked[rank]["own"] for rank in range(3)] == [[11], [10], []]
+    assert {(arguments["timeout"], arguments["seconds"]) for arguments in asked.values()} == {(60.0, 605.0)}
+    follows = {"coordinator": "agent 0", "members": []}
+    assert [asked[rank]["everyone"] for rank in range(3)] == [
+        {"coordinator": "", "members": ["agent 1", "agent 2"]}, follows, follows,
+    ]  # fmt: skip
+    leads = [{"coordinator": "", "members": [f"agent {member}"]} for member in range(3)]
+    # 2->0, 0->1 and 1->0 alone, and all together.
+    assert [[part and part["group"] for part in asked[rank]["steps"]] for rank in range(3)] == [
+        [leads[2], {"coordinator": "agent 1", "members": []}, leads[1], {"coordinator": "", "members": [
+            "agent 1", "agent 2"]}],
+        [None, leads[0], follows, follows],
+        [follows, None, None, follows],
+    ]  # fmt: skip
+    assert [part["busy"] for part in asked[0]["steps"]] == [1, 2, 2, 2]
+    timed = made.asked("flows_run")[6][1]
+    assert timed["timeout"] == pytest.approx(60 + 3 * 0.11)
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_a_rank_whose_report_lacks_a_step_is_an_error(measured: Measure, short: int) -> None:
+    made = measured()
+    made.ranks[short].short = 1
+    with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
+        made.flows.measure()
