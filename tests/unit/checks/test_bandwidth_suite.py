@@ -90,7 +90,7 @@ def test_each_row_of_a_usable_run_is_a_parameter_with_its_name(
         monkeypatch.setattr(module, function, rows)
         metafunc = MagicMock()
         module.pytest_generate_tests(metafunc)
-        ((name, values),) = (made.args for made in metafunc.parametrize.call_args_list)
+        ((name, values),) = (parametrized.args for parametrized in metafunc.parametrize.call_args_list)
         assert name == argument
         return list(values), list(metafunc.parametrize.call_args.kwargs["ids"])
 

@@ -353,9 +353,9 @@ def test_the_devices_of_one_host_are_measured_with_themselves_and_their_gpus(
     """GPU memory is preferred; a device that is near no GPU is left out, and the worker that sees the GPUs ends."""
     place, worker, pairs = MagicMock(), MagicMock(), list[NicPair]()
     place.start.return_value = worker
-    seen = MagicMock(return_value="the GPUs")
-    monkeypatch.setattr(each_nic, "gpus", seen)
-    monkeypatch.setattr(each_nic, "seats", lambda *given: given)
+    read_gpus = MagicMock(return_value="the GPUs")
+    monkeypatch.setattr(each_nic, "gpus", read_gpus)
+    monkeypatch.setattr(each_nic, "seats", lambda *arguments: arguments)
     monkeypatch.setattr(each_nic, "nearest_gpus", lambda ends: {"m0": 5, "m2": 3} if ends[0] == "the GPUs" else {})
 
     def moves(pair: NicPair) -> NicRow:
@@ -373,7 +373,7 @@ def test_the_devices_of_one_host_are_measured_with_themselves_and_their_gpus(
         "GB/s (m0:1); left out: m1:1 of a (near no GPU)"
     )
     assert (rows.call_args.args[2], rows.call_args.kwargs) == (("WRITE",), {"one_host": True})
-    seen.assert_called_once_with(worker, MemoryPair("VRAM", "VRAM"))
+    read_gpus.assert_called_once_with(worker, MemoryPair("VRAM", "VRAM"))
     worker.kill.assert_called_once_with()
 
 

@@ -238,8 +238,8 @@ def test_the_least_growth_of_its_interval_counts(
     slope: Slope, value: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flat = Slope(0.0, 0.0, 0.0)
-    kept = SimpleNamespace(of=lambda values, places: slope if values[0] != values[-1] else flat)
-    monkeypatch.setattr("pytest_nixl.checks.endurance.check.Slope", kept)
+    expected = SimpleNamespace(of=lambda values, places: slope if values[0] != values[-1] else flat)
+    monkeypatch.setattr("pytest_nixl.checks.endurance.check.Slope", expected)
     endurance = CyclingAgent("heap").endurance(monkeypatch)
     assert {figure.name: figure.value for figure in endurance.figures()}["growth-heap"] == value
     assert endurance.describe().partition(": ")[2] == text
@@ -283,15 +283,16 @@ def test_only_the_heap_may_be_unknown(samples: Sequence[int], monkeypatch: pytes
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize(
-    ("sockets", "heap", "kept"), [(0.2, 769.0, (True, True)), (0.1, 769.0, (False, True)), (0.2, 768.0, (True, False))]
+    ("sockets", "heap", "expected"),
+    [(0.2, 769.0, (True, True)), (0.1, 769.0, (False, True)), (0.2, 768.0, (True, False))],
 )
 def test_a_finding_is_seen_wherever_its_figure_stands(
-    place: int, sockets: float, heap: float, kept: tuple[bool, bool]
+    place: int, sockets: float, heap: float, expected: tuple[bool, bool]
 ) -> None:
     labels = {"backend": "UCX", "cycle": "agent"}
     figures = [Figure.of("growth-sockets", sockets, labels), Figure.of("growth-heap", heap, labels)]
     figures = [Figure.of("growth-memory", 20_000, labels), *figures[:: 1 - 2 * place]]
-    assert (kept_sockets(figures), kept_memory(figures)) == kept
+    assert (kept_sockets(figures), kept_memory(figures)) == expected
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,10 @@ def test_a_cycle_runs_in_its_worker_and_agents_beside_a_gpu_have_its_context_or_
     make_settings: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    agents, own, publisher, made = MagicMock(), MagicMock(), MagicMock(), MagicMock()
-    agents.return_value.__enter__.return_value.start.return_value = own
+    agents, usual_agent, publisher, endurance_type = MagicMock(), MagicMock(), MagicMock(), MagicMock()
+    agents.return_value.__enter__.return_value.start.return_value = usual_agent
     monkeypatch.setattr(conftest, "Agents", agents)
-    monkeypatch.setattr(conftest, "Endurance", made)
+    monkeypatch.setattr(conftest, "Endurance", endurance_type)
     endure, judge = MagicMock(return_value="figures"), MagicMock(return_value="judged")
     monkeypatch.setattr(conftest, "endure", endure)
     monkeypatch.setattr(conftest, "judge_endurance", judge)
@@ -93,20 +93,23 @@ def test_a_cycle_runs_in_its_worker_and_agents_beside_a_gpu_have_its_context_or_
     )  # fmt: skip
     namespace = MagicMock(seconds=60.0)
     namespace.name, namespace.start.return_value = "/a", [publisher]
-    agent = publisher if published else own
+    agent = publisher if published else usual_agent
     agent.worker.call.return_value = {"devices": devices}
     agent.worker.name = "rank 0"
     assert endured(cycle, *[namespace] * published) == ("figures", "judged")
     kind = replace(CYCLES[cycle], heap=heap)
-    ((given_agent, given_kind, backend, duration, wait),) = (start.args for start in made.call_args_list)
+    ((given_agent, given_kind, backend, duration, wait),) = (start.args for start in endurance_type.call_args_list)
     assert (given_agent, given_kind, backend, duration) == (agent, kind, "UCX", 7.0)
     assert agents.call_args.args[1].backend == ("UCX",)
-    endure.assert_called_once_with(made.return_value, ("bound",))
+    endure.assert_called_once_with(endurance_type.return_value, ("bound",))
     record.assert_called_once_with("figures", kind.limits)
-    judge.assert_called_once_with("recorded", made.return_value)
-    asked = [call("devices")] * (cycle == "agent")
-    assert agent.worker.call.mock_calls[: len(asked) + activated] == asked + [call("activate", device=0)] * activated
-    assert call("activate", device=0) not in agent.worker.call.mock_calls[len(asked) + activated :]
+    judge.assert_called_once_with("recorded", endurance_type.return_value)
+    device_calls = [call("devices")] * (cycle == "agent")
+    assert (
+        agent.worker.call.mock_calls[: len(device_calls) + activated]
+        == device_calls + [call("activate", device=0)] * activated
+    )
+    assert call("activate", device=0) not in agent.worker.call.mock_calls[len(device_calls) + activated :]
     if not published:
         agents.return_value.__enter__.return_value.start.assert_called_once_with(progress_thread=None)
         assert wait is None

@@ -76,24 +76,24 @@ def test_agents_start_on_their_hosts_and_only_the_target_listens_on_the_port(
     hosts: Sequence[str], port: int, started: list[Any], again: Any
 ) -> None:
     agents = doubles()
-    made = scene(agents, "READ", hosts, port)
+    fault_scene = scene(agents, "READ", hosts, port)
     assert agents.start_each.mock_calls == started
     signals = agents.third.worker.signal
     assert signals.mock_calls == [call(signal.SIGSTOP)]
     for agent in (agents.initiator, agents.target):
         agent.allocate.assert_called_once_with(REGIONS * REGION)
         agent.register.assert_called_once_with(agent.allocate.return_value)
-    assert (made.source, made.destination) == (agents.initiator.allocate(), agents.target.allocate())
+    assert (fault_scene.source, fault_scene.destination) == (agents.initiator.allocate(), agents.target.allocate())
     if port:
         agents.initiator.fetch_remote_metadata.assert_called_once_with("target", "127.0.0.1", port)
         agents.initiator.add_remote_agent.assert_not_called()
     else:
         agents.initiator.add_remote_agent.assert_called_once_with("metadata of target")
-    assert made.start("target") == [agents.target]
+    assert fault_scene.start("target") == [agents.target]
     assert agents.start_each.mock_calls[-1] == again
-    assert made.third is agents.third
+    assert fault_scene.third is agents.third
     assert signals.mock_calls == [call(signal.SIGSTOP), call(signal.SIGCONT)]
-    assert str(made.outcome) == " (READ, UCX of NIXL 1.5.1 with UCX_TLS=tcp):  after 0.00 s"
+    assert str(fault_scene.outcome) == " (READ, UCX of NIXL 1.5.1 with UCX_TLS=tcp):  after 0.00 s"
 
 
 NO_ANSWER = "waited 0.01 s for initiator to fetch the metadata of target from port 7"
@@ -114,7 +114,7 @@ LOST = "NIXL lost 3 requests of initiator for the metadata of target"
 )
 def test_metadata_is_fetched_again_if_the_request_was_lost(answers: list[str], lost: int | str) -> None:
     agents = doubles()
-    made = scene(agents, port=7)
+    fault_scene = scene(agents, port=7)
     agents.initiator.fetch_remote_metadata.reset_mock()
     agents.initiator.worker.timeout = 0.01
     agents.initiator.worker.output.return_value = LOST_REQUEST  # of an earlier fetch
@@ -127,10 +127,10 @@ def test_metadata_is_fetched_again_if_the_request_was_lost(answers: list[str], l
 
     agents.initiator.fetch_remote_metadata.side_effect = fetch
     if isinstance(lost, int):
-        assert made.fetch(agents.target) == lost
+        assert fault_scene.fetch(agents.target) == lost
     else:
         with pytest.raises(LateError) as late:
-            made.fetch(agents.target)
+            fault_scene.fetch(agents.target)
         assert late.value.reason == lost
     assert agents.initiator.fetch_remote_metadata.mock_calls == [call("target", "127.0.0.1", 7)] * len(answers)
 
@@ -187,16 +187,16 @@ def test_a_fault_is_made_when_transfers_flow_or_their_worker_has_died(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agents = doubles()
-    made, worker = scene(agents), agents.initiator.worker
+    fault_scene, worker = scene(agents), agents.initiator.worker
     times = itertools.count(100.0, 0.5)
     monkeypatch.setattr("pytest_nixl.checks.faults.scene.time.monotonic", lambda: next(times))
     worker.output.return_value, worker.alive = f"a line\n{output}\n", alive
     worker.request.return_value.result.return_value = answer
     if error is None:
-        with made.traffic(quiet=3.0, limit=6.0) as pending:
+        with fault_scene.traffic(quiet=3.0, limit=6.0) as pending:
             assert pending is worker.request.return_value
     else:
-        with pytest.raises(error, match=message) as caught, made.traffic(quiet=3.0, limit=6.0):
+        with pytest.raises(error, match=message) as caught, fault_scene.traffic(quiet=3.0, limit=6.0):
             pytest.fail("no fault is to be made")
         if isinstance(caught.value, EarlyEndError):
             assert (caught.value.answer, caught.value.seconds) == ("nixlBackendError", 1.0)
@@ -208,35 +208,35 @@ def test_a_fault_is_made_when_transfers_flow_or_their_worker_has_died(
 
 def test_late_bytes_are_searched_at_the_end_of_each_region() -> None:
     agents = doubles()
-    made, buffer = scene(agents), MagicMock()
+    fault_scene, buffer = scene(agents), MagicMock()
     tails = [number * REGION - TAIL for number in (1, 2, 3, 4)]
-    made.mark(buffer, 9)
+    fault_scene.mark(buffer, 9)
     assert buffer.fill.call_args_list == [call(9 + tail, offset=tail, size=TAIL) for tail in tails]
     assert buffer.fill().result.call_count == 4
     buffer.compare.side_effect = [None, {"wrong_bytes": 3}, None, {"wrong_bytes": 4}]
-    assert made.changed(buffer, 9) == 7
+    assert fault_scene.changed(buffer, 9) == 7
     assert buffer.compare.mock_calls == [call(9 + tail, offset=tail, size=TAIL) for tail in tails]
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("knows_memory", [True, False])
 @pytest.mark.parametrize(("comparison", "wrong"), [(None, 0), ({"wrong_bytes": 3}, 3)])
 def test_a_move_writes_new_bytes_over_their_complement_and_counts_wrong_ones(
-    known: bool, comparison: dict[str, int] | None, wrong: int
+    knows_memory: bool, comparison: dict[str, int] | None, wrong: int
 ) -> None:
     agents = doubles()
-    made, source, target = scene(agents), agents.third, agents.initiator
+    fault_scene, source, target = scene(agents), agents.third, agents.initiator
     target.allocate.reset_mock()
-    memory = MagicMock() if known else target.allocate.return_value
+    memory = MagicMock() if knows_memory else target.allocate.return_value
     memory.descriptor.return_value = "memory"
     memory.compare.return_value = comparison
     source.transfer.return_value = "PROC"
     source.check_xfer_state.side_effect = ["PROC", "DONE"]
     target.get_new_notifs.side_effect = [{"other": [b"x"]}, {"third": [b"moved"]}, {}, {}]
-    assert made.move(source, target, memory if known else None) == wrong
+    assert fault_scene.move(source, target, memory if knows_memory else None) == wrong
     source.allocate.assert_called_once_with(MOVED)
     source.register.assert_called_once_with(source.allocate())
-    assert target.allocate.mock_calls[:1] == ([] if known else [call(MOVED)])
-    assert source.add_remote_agent.mock_calls == ([] if known else [call("metadata of initiator")])
+    assert target.allocate.mock_calls[:1] == ([] if knows_memory else [call(MOVED)])
+    assert source.add_remote_agent.mock_calls == ([] if knows_memory else [call("metadata of initiator")])
     (seed,), _ = source.allocate().fill.call_args
     memory.fill.assert_called_once_with(seed, inverted=True)
     source.initialize_xfer.assert_called_once_with(
@@ -258,11 +258,11 @@ def test_a_move_writes_new_bytes_over_their_complement_and_counts_wrong_ones(
 )
 def test_a_move_that_is_only_done_or_only_notified_is_late(state: str, notified: bool, text: str) -> None:
     agents = doubles()
-    made, source, target = scene(agents), agents.initiator, agents.target
+    fault_scene, source, target = scene(agents), agents.initiator, agents.target
     source.worker.timeout = 0.01
     source.transfer.return_value = source.check_xfer_state.return_value = state
     target.get_new_notifs.return_value = {"initiator": [b"moved"]} if notified else {}
     with pytest.raises(LateError) as late:
-        made.move(source, target)
+        fault_scene.move(source, target)
     assert late.value.reason == f"waited 0.01 s for a WRITE from initiator to target: {text}"
     assert "NIXL_LOG_LEVEL=debug" in late.value.remedy

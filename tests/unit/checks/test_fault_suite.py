@@ -143,18 +143,18 @@ def test_a_fault_is_made_with_each_operation_and_transport(
     stack: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, started, hosts = MagicMock(), MagicMock(), ["initiator's", "target's", "another"]
-    monkeypatch.setattr(test_transfers, "make_fault", made)
+    faults, started, hosts = MagicMock(), MagicMock(), ["initiator's", "target's", "another"]
+    monkeypatch.setattr(test_transfers, "make_fault", faults)
     monkeypatch.setattr(test_transfers, "Agents", started)
     environments = MagicMock(return_value=[{}, TCP])
     monkeypatch.setattr(test_transfers, "environments", environments)
     settings = make_settings(level=level, op=("WRITE", "READ"), backend=("POSIX", "UCX"))
     cluster = SimpleNamespace(hosts=hosts, several=True)
     make = value_of(test_transfers.make, stack, nixl_settings=settings, agent_backend="UCX", nixl_cluster=cluster)
-    assert make(fault, usual_transport=usual) == [made.return_value] * len(tries)
+    assert make(fault, usual_transport=usual) == [faults.return_value] * len(tries)
     agents = started.return_value.__enter__.return_value
-    assert made.mock_calls == [call(fault, agents, "UCX", op, variables, hosts[:2]) for op, variables in tries]
-    assert [(host, given.backend) for host, given in (start.args for start in started.call_args_list)] == [
+    assert faults.mock_calls == [call(fault, agents, "UCX", op, variables, hosts[:2]) for op, variables in tries]
+    assert [(host, changed.backend) for host, changed in (start.args for start in started.call_args_list)] == [
         ("initiator's", ("UCX",))
     ] * len(tries)
     environments.assert_called_once_with("UCX", other_hosts=True)

@@ -130,7 +130,7 @@ NEVER: dict[str, Any] = {"error": None}
 
 
 @pytest.mark.parametrize(
-    ("agent", "limits", "said", "completed", "longest", "unended", "line", "seconds"),
+    ("agent", "limits", "ending", "completed", "longest", "unended", "line", "seconds"),
     [
         # An error at the first call ends the wait.
         ({"at": "initialize_xfer"}, {}, GONE.__name__, 0, 0.0, 0, ENDED_EARLY, 0.25),
@@ -156,7 +156,7 @@ NEVER: dict[str, Any] = {"error": None}
 def test_transfers_are_repeated_until_an_error_a_silence_or_the_end(
     agent: Mapping[str, Any],
     limits: Mapping[str, float],
-    said: str,
+    ending: str,
     completed: int,
     longest: float,
     unended: int,
@@ -168,7 +168,7 @@ def test_transfers_are_repeated_until_an_error_a_silence_or_the_end(
     written, double = io.BytesIO(), Agent(**agent)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
     answer = keep(double, monkeypatch, **limits)
-    assert answer == {"said": said, "completed": completed, "longest": longest, "unended": unended}
+    assert answer == {"said": ending, "completed": completed, "longest": longest, "unended": unended}
     assert written.getvalue().decode() == f"{line}\n"
     assert double.now - 100 == seconds
     assert double.log[: min(2, len(double.log))] == MADE[: min(2, len(double.log))]

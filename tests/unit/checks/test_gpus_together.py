@@ -295,7 +295,7 @@ def test_each_link_is_measured_alone_and_then_all_at_once(
 
     monkeypatch.setattr(gpus_together, "measure_at_once", measure)
     links: Any = ["first", "second"]
-    seated = [(each.initiator, each.target) for each in LANES[:2]]
+    seated = [(gpu_lane.initiator, gpu_lane.target) for gpu_lane in LANES[:2]]
     judgement = measure_gpus("UCX WRITE VRAM:VRAM", links, seated, 4096, 8, 0.9)
     start = "UCX WRITE VRAM:VRAM of 4KiB, 2 GPUs at once: "
     assert f"{judgement.verdict}: {judgement.reason}".startswith(expected.format(start))
@@ -307,11 +307,11 @@ def test_each_link_is_measured_alone_and_then_all_at_once(
 
 
 @pytest.mark.parametrize(
-    ("backend", "chosen", "one_host", "told"),
+    ("backend", "chosen", "one_host", "with_cards"),
     [("UCX", "", False, True), ("UCX", "mlx5_0", False, False), ("LIBFABRIC", "", True, False)],
 )
 def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_chosen(
-    backend: str, chosen: str, one_host: bool, told: bool, make_settings: Callable[..., Settings],
+    backend: str, chosen: str, one_host: bool, with_cards: bool, make_settings: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("UCX_NET_DEVICES", chosen)
@@ -321,8 +321,8 @@ def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_ch
     hosts = [MagicMock(**{"start.return_value": worker}) for worker in workers]
     plain = json.loads(json.dumps(HostDevices("a", CARDS, P5.gpu.gpus, "").plain()))
     cluster: Any = SimpleNamespace(hosts=[*hosts, None], ask={"devices": [plain, plain]}.__getitem__)
-    seen = {0: GPUS[:3], 1: GPUS[4:6]}
-    monkeypatch.setattr(gpus_together, "gpus", lambda worker, memory: seen[worker.rank])
+    visible = {0: GPUS[:3], 1: GPUS[4:6]}
+    monkeypatch.setattr(gpus_together, "gpus", lambda worker, memory: visible[worker.rank])
     judge = MagicMock(side_effect=[Judgement(Verdict.PASS, "first"), Judgement(Verdict.FAIL, "second", "mend it")])
     monkeypatch.setattr(gpus_together, "measure_gpus", judge)
     pairs, memory = MagicMock(), MemoryPair("DRAM", "VRAM")
@@ -333,10 +333,10 @@ def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_ch
     run: Any = SimpleNamespace(links=links)
     judgement = judge_gpus_together(run, settings, cluster, pairs, profile)
     assert judgement == Judgement(Verdict.FAIL, "first; second", "mend it")
-    ends = [seats(gpus, P5.gpu.gpus, CARDS) for gpus in seen.values()]
+    ends = [seats(gpus, P5.gpu.gpus, CARDS) for gpus in visible.values()]
     numbers = [(0, 1), (1, 0)] if one_host else [(0, 0), (1, 1)]
     seated = [(ends[0][first], ends[1][second]) for first, second in numbers]
-    variables = [(first.variables(), second.variables()) if told else ({}, {}) for first, second in seated]
+    variables = [(first.variables(), second.variables()) if with_cards else ({}, {}) for first, second in seated]
     devices = [DevicePair(*pair) for pair in numbers]
     assert pairs.between_devices.call_args_list == [
         call(backend, op, memory, devices, variables=variables) for op in ("WRITE", "READ")
@@ -348,7 +348,7 @@ def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_ch
     for place, worker in zip(hosts, workers, strict=True):
         assert place.start.call_args_list == [call("gpus", {}, 7.0, 9.0)] * 2
         assert worker.kill.call_count == 2
-    seen[1] = GPUS[4:5]
+    visible[1] = GPUS[4:5]
     judge.side_effect = [Judgement(Verdict.PASS, "")]
     with pytest.raises(
         NotApplicableError, match=r"^only one GPU is visible, H100 0000:97:00\.0, but this check needs two"

@@ -248,7 +248,7 @@ class ToldWorkers:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ToldWorkers, KvLink]]:
+def link_of_doubles(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ToldWorkers, KvLink]]:
     """Make a link of doubles."""
     counters = iter(({"node-a": "before"}, {"node-a": "after"}))
 
@@ -280,13 +280,13 @@ FIRST, TIMED = "after the first request", "after the timed requests"
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 @pytest.mark.parametrize(("backend", "target"), [("UCX", "DRAM"), ("POSIX", "FILE"), ("OBJ", "OBJ")])
 def test_caches_are_filled_requested_and_compared_in_order(
-    told: Callable[..., tuple[ToldWorkers, KvLink]],
+    link_of_doubles: Callable[..., tuple[ToldWorkers, KvLink]],
     op: str,
     backend: str,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workers, link = told(op, backend=backend, target=target)
+    workers, link = link_of_doubles(op, backend=backend, target=target)
     lossy = MagicMock(return_value=(LossyDevice("node-a", "rxe0", 100, {"rcvd_seq_err": 1}),))
     monkeypatch.setattr(kv_link, "lossy_devices", lossy)
     traffic = KvTraffic(3, BlockOrder.CONTIGUOUS, merge=False, in_flight=2, rate=4.0)
@@ -297,10 +297,10 @@ def test_caches_are_filled_requested_and_compared_in_order(
     served = [("pytest", "wait")]
     fill = [*served, (source, "kv_fill"), *served * stored, (destination, "kv_fill")]
     fill = fill if stored else [("pytest", "wait"), (source, "kv_fill"), (destination, "kv_fill")]
-    asked = [*fill, ("pytest", "wait"), ("one", "kv_request"), (destination, "kv_compare")]
+    verification = [*fill, ("pytest", "wait"), ("one", "kv_request"), (destination, "kv_compare")]
     assert [step[:2] for step in workers.log] == [
-        *around, ("one", "kv_prepare"), *asked, ("gpu", "kernel_seconds"), ("pytest", "loss_counters"), *asked,
-        ("pytest", "loss_counters"), ("gpu", "kernel_seconds"), ("one", "kv_release"), ("one", "forget"), *around,
+        *around, ("one", "kv_prepare"), *verification, ("gpu", "kernel_seconds"), ("pytest", "loss_counters"),
+        *verification, ("pytest", "loss_counters"), ("gpu", "kernel_seconds"), ("one", "kv_release"), ("one", "forget"), *around,
     ]  # fmt: skip
     calls: dict[str, list[dict[str, Any]]] = {}
     for _, command, arguments in workers.log:
@@ -334,9 +334,9 @@ def test_caches_are_filled_requested_and_compared_in_order(
         assert [{**draw, "seed": 0} for draw in draws] == [
             {"count": 3, "order": "contiguous", "seed": 0, "sender": int(op == "READ")}
         ] * count
-        made = [{**draw, "range": number} for number, draw in enumerate(draws)]
+        made_draws = [{**draw, "range": number} for number, draw in enumerate(draws)]
         assert {**compared, "seed": 0} == {
-            "seconds": 30.0, "buffer": f"buffer of {destination}", "layout": plain, "seed": 0, "draws": made,
+            "seconds": 30.0, "buffer": f"buffer of {destination}", "layout": plain, "seed": 0, "draws": made_draws,
             "initiator": op == "READ",
         }  # fmt: skip
     assert len({*seeds, *(draw["seed"] for compared in calls["kv_compare"] for draw in compared["draws"])}) == 5
@@ -359,9 +359,9 @@ def test_caches_are_filled_requested_and_compared_in_order(
 
 
 def test_a_target_of_another_host_is_contention_there_and_no_wait_is_none(
-    told: Callable[..., tuple[ToldWorkers, KvLink]],
+    link_of_doubles: Callable[..., tuple[ToldWorkers, KvLink]],
 ) -> None:
-    workers, link = told()
+    workers, link = link_of_doubles()
     workers.target.worker.versions["host"], workers.kernel_waits = "node-b", iter([0.0, 0.0])
     samples = link.measure(KvTraffic(3), duration=0.0, least=1)
     owned = [arguments["own"] for _, command, arguments in workers.log if command == "kv_request"]
@@ -390,7 +390,7 @@ LARGER = replace(SMALL, pieces=(1, 4))
     ],
 )  # fmt: skip
 def test_the_first_corruption_is_told_by_layer_block_and_what_it_holds(
-    told: Callable[..., tuple[ToldWorkers, KvLink]],
+    link_of_doubles: Callable[..., tuple[ToldWorkers, KvLink]],
     op: str,
     layout: KvLayout,
     wrong: Sequence[dict[str, Any] | None],
@@ -398,16 +398,18 @@ def test_the_first_corruption_is_told_by_layer_block_and_what_it_holds(
     where: str,
     holds: str,
 ) -> None:
-    _, link = told(op, layout, wrong=[None if changes is None else {**WRONG, **changes} for changes in wrong])
+    _, link = link_of_doubles(
+        op, layout, wrong=[None if changes is None else {**WRONG, **changes} for changes in wrong]
+    )
     corruption = link.measure(KvTraffic(2), duration=0.0, least=1).corruption
     assert corruption == KvCorruption(phase, 2, 6, where, 1, 2, holds)
 
 
 @pytest.mark.parametrize("ranges", [[0], [0, 2], [2, 0], [0, 1, 0]])
 def test_a_worker_that_tells_of_other_requests_ends_both(
-    told: Callable[..., tuple[ToldWorkers, KvLink]], ranges: list[int], monkeypatch: pytest.MonkeyPatch
+    link_of_doubles: Callable[..., tuple[ToldWorkers, KvLink]], ranges: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers, link = told()
+    workers, link = link_of_doubles()
     request = workers.initiator.worker.request
 
     def answer_wrongly(command: str, **arguments: Any) -> Any:

@@ -43,9 +43,9 @@ EARLY = (
 )
 
 
-def of(many: float, contention: float = 0.0, some: float = 60e-6) -> PostTimes:
+def of(many: float, contention: float = 0.0, hundred: float = 60e-6) -> PostTimes:
     """Return posts that were not measured in the order of their sizes."""
-    return PostTimes({100: some, 1: 2e-6, 10_000: many}, contention)
+    return PostTimes({100: hundred, 1: 2e-6, 10_000: many}, contention)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def of(many: float, contention: float = 0.0, some: float = 60e-6) -> PostTimes:
         ({"UCX READ": of(LINEAR, 0.8)}, "PASS", "UCX READ: post of 100 in 60 us, 1 in 2 us, 10000 in 5000 us"),
         ({"UCX READ": of(LIMIT)}, "PASS", "UCX READ: post of 100 in 60 us, 1 in 2 us, 10000 in 30000 us"),
         ({"UCX READ": of(30.1e-3)}, "FAIL", f"UCX READ: {SLIGHTLY}"),
-        ({"UCX READ": of(LINEAR, some=1.1e-3)}, "FAIL", f"UCX READ: {EARLY}"),
+        ({"UCX READ": of(LINEAR, hundred=1.1e-3)}, "FAIL", f"UCX READ: {EARLY}"),
         ({"UCX READ": of(LINEAR, 0.8), "UCX WRITE": of(QUADRATIC, 0.2)}, "FAIL", f"UCX WRITE: {GROWN}"),
         (
             {"UCX READ": of(QUADRATIC), "UCX WRITE": of(QUADRATIC, DISTURBED_CORES)}, "FAIL",

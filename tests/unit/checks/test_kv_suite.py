@@ -94,8 +94,8 @@ def test_requests_are_measured_in_turn_only_with_another_image(monkeypatch: pyte
 def test_workers_of_both_images_end_with_the_run(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = MagicMock()
-    monkeypatch.setattr(conftest, "KvLaunches", made)
+    launches_type = MagicMock()
+    monkeypatch.setattr(conftest, "KvLaunches", launches_type)
     monkeypatch.setattr(conftest, "LocalHost", lambda keeper, rank, prefix: (rank, prefix))
     for image, hosts in ((None, ["a", "b"]), (SimpleNamespace(prefix=("docker", "run")), None)):
         settings = make_settings(compare_image=image)
@@ -103,22 +103,25 @@ def test_workers_of_both_images_end_with_the_run(
             ours = value_of(
                 conftest.kv_launches, stack, nixl_cluster=SimpleNamespace(hosts=hosts), nixl_settings=settings
             )
-            assert (ours, made.call_args) == (made.return_value, call(hosts, settings))
-            made.reset_mock()
+            assert (ours, launches_type.call_args) == (launches_type.return_value, call(hosts, settings))
+            launches_type.reset_mock()
             other = value_of(conftest.other_kv_launches, stack, nixl_settings=settings)
             if image is None:
-                assert (other, made.call_count) == (None, 0)
+                assert (other, launches_type.call_count) == (None, 0)
             else:
                 prefix = ("docker", "run")
-                assert (other, made.call_args) == (made.return_value, call([(0, prefix), (1, prefix)], settings))
-            made.return_value.close.assert_not_called()
-        assert made.return_value.close.call_count == (1 if image is None else 2)
+                assert (other, launches_type.call_args) == (
+                    launches_type.return_value,
+                    call([(0, prefix), (1, prefix)], settings),
+                )
+            launches_type.return_value.close.assert_not_called()
+        assert launches_type.return_value.close.call_count == (1 if image is None else 2)
 
 
 @pytest.mark.parametrize("corruption", [None, "wrong"])
 def test_requests_are_recorded_before_they_are_judged(corruption: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("summary_of", "recorded", "describe", "times_of", "judge_requests", "with_bounds"):
-        monkeypatch.setattr(conftest, name, MagicMock(side_effect=lambda *given, name=name: (name, *given)))
+        monkeypatch.setattr(conftest, name, MagicMock(side_effect=lambda *arguments, name=name: (name, *arguments)))
     samples, launches, rows, figures, profile, run = (MagicMock() for _ in range(6))
     samples.corruption, kind = corruption, MagicMock()
     measure = MagicMock(return_value=samples)
@@ -182,7 +185,7 @@ def test_posts_of_each_backend_and_operation_are_judged_together(
     make_settings: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    measure, judge = MagicMock(side_effect=lambda *given: given), MagicMock(return_value=PASSED)
+    measure, judge = MagicMock(side_effect=lambda *arguments: arguments), MagicMock(return_value=PASSED)
     monkeypatch.setattr(test_post, "measure_posts", measure)
     monkeypatch.setattr(test_post, "judge_posts", judge)
     settings = make_settings(backend=backends, op=("WRITE", "READ"))

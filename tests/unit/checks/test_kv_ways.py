@@ -169,10 +169,10 @@ def test_what_fragments_of_a_file_cost_is_named_if_it_is_much(
     assert len(replace(stored, pieces=None).figures) == 2
     wrong = KvCorruption("after the first request", 1, 2, "layer 1 V, block 5, offset 77", 1, 2, "")
     bad = replace(few, corruption=wrong)
-    for made, method in (
+    for stored_requests, method in (
         (replace(stored, fragments=bad), "scattered-prepped"), (replace(stored, pieces=bad), "contiguous-merged"),
     ):  # fmt: skip
-        judged = judge_stored(made)
+        judged = judge_stored(stored_requests)
         assert judged.verdict is Verdict.CORRUPT
         assert judged.reason == f"KV requests POSIX READ DRAM:FILE {method}: {wrong}"
 
@@ -260,11 +260,11 @@ def test_each_way_is_measured_in_workers_with_caches_of_its_size(
         ("host 2", "host 3"), settings, BACKENDS["UCX"], kind.memory, layout.size, devices=None, alignment=1,
         regions=layout.tensors, agent_options=options,
     )  # fmt: skip
-    order, way, *unmerged = method.split("-")
-    prepared = {"merged": "prepped", "unmerged": "prepped"}.get(way, way)
-    traffic = KvTraffic(plan.blocks, BlockOrder(order), KvMethod(prepared), way != "unmerged", 3, 2.0)
-    ((started, given_layout, op, timeout, given),) = (call.args for call in launch.measure.call_args_list)
-    assert (given_layout, op, timeout, given, unmerged) == (layout, "WRITE", 7.0, traffic, [])
+    order, form, *unmerged = method.split("-")
+    prepared = {"merged": "prepped", "unmerged": "prepped"}.get(form, form)
+    traffic = KvTraffic(plan.blocks, BlockOrder(order), KvMethod(prepared), form != "unmerged", 3, 2.0)
+    ((started, given_layout, op, timeout, measured_traffic),) = (call.args for call in launch.measure.call_args_list)
+    assert (given_layout, op, timeout, measured_traffic, unmerged) == (layout, "WRITE", 7.0, traffic, [])
     assert launch.measure.call_args.kwargs == {"duration": 2.5}
     assert measured is launch.measure.return_value
     assert launches.versions == versions_of(started.initiator, started.target)
@@ -307,16 +307,16 @@ def test_workers_stay_for_rows_of_the_same_place_and_size_while_they_are_healthy
 def test_one_more_launch_has_new_workers_until_the_row_is_decided(
     launch: MagicMock, make_settings: Callable[..., Settings]
 ) -> None:
-    launches, seen = KvLaunches(HOSTS, make_settings()), list[int]()
+    launches, counts = KvLaunches(HOSTS, make_settings()), list[int]()
     launch.measure.return_value = samples(0.5)
 
     def needs_launch(row: Samples) -> bool:
         assert row.key == SMALL.key
-        seen.append(len(row.windows_of_launches))
-        return len(seen) < 3
+        counts.append(len(row.windows_of_launches))
+        return len(counts) < 3
 
     assert len(launches.measure_launches(SMALL, needs_launch).timed) == 3
-    assert seen == [1, 2, 3]
+    assert counts == [1, 2, 3]
     assert launch.call_count == 3
 
 
@@ -325,11 +325,11 @@ def test_caches_that_do_not_fit_into_the_memory_of_this_host_are_refused(
     room: int | None, launch: MagicMock, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless it is not known how much memory there is."""
-    layout, here = layout_of(SMALL.plan, "READ"), [LocalHost(supervisor(), rank) for rank in range(2)]
+    layout, local_hosts = layout_of(SMALL.plan, "READ"), [LocalHost(supervisor(), rank) for rank in range(2)]
     memory = None if room is None else MagicMock(size=2 * layout.size + room, __str__=lambda _: "little")
     monkeypatch.setattr(check, "available_memory", lambda root: memory)
     fits = room != -1
-    launches = KvLaunches(here, make_settings())
+    launches = KvLaunches(local_hosts, make_settings())
     if fits:
         launches.measure(SMALL)
     else:
@@ -342,7 +342,7 @@ def test_caches_that_do_not_fit_into_the_memory_of_this_host_are_refused(
         # One cache is on a GPU, or on another host, whose memory is not known here.
         launches.measure(replace(SMALL, memory=MemoryPair("VRAM", "DRAM")))
         launches.measure(replace(SMALL, memory=MemoryPair("DRAM", "VRAM")))
-        KvLaunches([here[0], *HOSTS], make_settings()).measure(SMALL)
+        KvLaunches([local_hosts[0], *HOSTS], make_settings()).measure(SMALL)
 
 
 def test_a_release_without_strided_descriptors_is_not_asked_for_them(

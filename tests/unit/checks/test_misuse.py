@@ -59,7 +59,7 @@ AFTER = "; after that, NIXL refuses a transfer to the peer (nixlBackendError)"
 
 
 @pytest.mark.parametrize(
-    ("made", "fault", "reason"),
+    ("tried", "fault", "reason"),
     [
         (CRASH, CRASHED, f"with UCX of NIXL 1.5.1, {CRASHED}"),
         (
@@ -79,24 +79,24 @@ AFTER = "; after that, NIXL refuses a transfer to the peer (nixlBackendError)"
          NEXT.format("a region of 0 bytes is registered: refused (nixlBackendError)", 0)),
     ],
 )  # fmt: skip
-def test_one_bad_outcome_fails_among_good_ones(made: MisuseOutcome, fault: str, reason: str) -> None:
-    assert (made.fault, misuse_reason(made)) == (fault, reason)
+def test_one_bad_outcome_fails_among_good_ones(tried: MisuseOutcome, fault: str, reason: str) -> None:
+    assert (tried.fault, misuse_reason(tried)) == (fault, reason)
     good = [outcome("released-twice", MisuseEnding.REFUSED, "x"), outcome("empty-transfer", MisuseEnding.ACCEPTED)]
-    judgement = judge_misuses([good[0], made, good[1], CRASH])
+    judgement = judge_misuses([good[0], tried, good[1], CRASH])
     assert judgement == Judgement(
         Verdict.FAIL,
         f"NIXL 1.5.1 with UCX: {'; '.join(filter(None, [fault, CRASHED]))}",
         "report it with this output at https://github.com/ai-dynamo/nixl/issues, and remove from your program: "
-        f"{', '.join([*[made.kind.label] * bool(fault), CRASH.kind.label])}",
+        f"{', '.join([*[tried.kind.label] * bool(fault), CRASH.kind.label])}",
     )
     if not fault:
         refused, accepted = "refused: released-twice", "accepted: {}empty-transfer"
         parts = (
             f"{refused}, empty-region; {accepted.format('')}"
-            if made.error
+            if tried.error
             else f"{refused}; {accepted.format('empty-region, ')}"
         )
-        assert judge_misuses([good[0], made, good[1]]) == Judgement(Verdict.PASS, PASSES + parts)
+        assert judge_misuses([good[0], tried, good[1]]) == Judgement(Verdict.PASS, PASSES + parts)
         assert judge_misuses(good[1:]).reason == f"{PASSES}accepted: empty-transfer"
 
 

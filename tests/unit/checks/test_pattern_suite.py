@@ -83,13 +83,13 @@ def test_a_flow_is_recorded_with_the_versions_of_its_workers_and_judged(monkeypa
 
 def test_the_report_has_a_pattern_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conftest, "line_of", lambda samples: f"line of {samples}")
-    made = MagicMock()
-    monkeypatch.setattr(conftest, "PatternLaunches", made)
+    launches_type = MagicMock()
+    monkeypatch.setattr(conftest, "PatternLaunches", launches_type)
     profile: Any = SimpleNamespace(bounds="bounds")
     launches = value_of(
         conftest.pattern_launches, ExitStack(), nixl_cluster="cluster", nixl_settings="settings", profile=profile
     )
-    made.assert_called_once_with("cluster", "settings", "bounds")
+    launches_type.assert_called_once_with("cluster", "settings", "bounds")
     launches.samples.side_effect = lambda kind: f"samples of {kind}"
     run = MagicMock()
     arguments = {"pattern_launches": launches, "nixl_run": run}
@@ -100,7 +100,7 @@ def test_the_report_has_a_pattern_in_one_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("check", "judge", "arguments", "asked"),
+    ("check", "judge", "arguments", "passed_on"),
     [
         (test_pattern.test_no_flow_starves_beside_the_others, "judge_fairness", {}, ["samples of a kind"]),
         (
@@ -118,7 +118,7 @@ def test_the_report_has_a_pattern_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_check_of_a_pattern_ends_as_it_is_judged(
-    check: Callable[..., None], judge: str, arguments: dict[str, Any], asked: list[str],
+    check: Callable[..., None], judge: str, arguments: dict[str, Any], passed_on: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     judged, launches = MagicMock(return_value=JUDGED), MagicMock()
@@ -126,7 +126,7 @@ def test_a_check_of_a_pattern_ends_as_it_is_judged(
     monkeypatch.setattr(test_pattern, judge, judged)
     conclusion = conclusion_of(check, kind_of_pattern="a kind", pattern_launches=launches, **arguments)
     assert conclusion == "WARN: reason"
-    judged.assert_called_once_with(*(launches if name == "the launches" else name for name in asked))
+    judged.assert_called_once_with(*(launches if name == "the launches" else name for name in passed_on))
     flow_judged = MagicMock(return_value=JUDGED)
     flow = test_pattern.test_a_flow_moves_the_right_bytes_alone_and_together
     assert conclusion_of(flow, flow_row="a row", flow_judged=flow_judged) == "WARN: reason"

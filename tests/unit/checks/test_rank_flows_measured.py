@@ -80,7 +80,7 @@ class Rank:
         durations = step["durations"]
         # The first transfers also connect, and take long; of the others the fastest counts.
         seconds = [duration or (9.0 if number == 0 else 0.01 * number) for number, duration in enumerate(durations)]
-        counts = [int(RATE * each) + number + self._reports for number, each in enumerate(seconds)]
+        counts = [int(RATE * part) + number + self._reports for number, part in enumerate(seconds)]
         contention = 0.1 * self.number + 0.01 * self._reports
         return {"windows": [(flow, counts, seconds) for flow in step["flows"]], "contention": contention}
 
@@ -121,11 +121,11 @@ class Measurement:
         self.note("count losses", [worker.number for worker in workers], before)
         return dict.fromkeys("abc", "after" if before else "before")
 
-    def _find_losses(self, *given: Any) -> tuple[LossyDevice, ...]:
-        self.losses.append(given)
+    def _find_losses(self, *arguments: Any) -> tuple[LossyDevice, ...]:
+        self.losses.append(arguments)
         return (LossyDevice(f"found {len(self.losses)}", "rxe0", 1, {}),)
 
-    def asked(self, command: str) -> list[tuple[Any, ...]]:
+    def requests_of(self, command: str) -> list[tuple[Any, ...]]:
         return [(rank, *rest) for rank, name, *rest in self.log if name == command]
 
 
@@ -143,11 +143,11 @@ def measured(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
 
 def test_ranks_start_connect_and_prepare_the_transfers_of_each_slot(measured: Measure) -> None:
     """The rank that most flows touch, rank 0, coordinates, and is connected with each rank that has a flow."""
-    made = measured()
-    assert made.asked("start") == [(rank, "flows", 60.0, 90.0) for rank in range(4)]
-    assert made.asked("connect") == [("pytest", 4, {(0, 1), (0, 2)})]
-    assert made.asked("register") == [(0, 64), (1, 128), (2, 256), (0, 2 * 192), (1, 64)]
-    prepared = dict(made.asked("flows_prepare"))
+    measurement = measured()
+    assert measurement.requests_of("start") == [(rank, "flows", 60.0, 90.0) for rank in range(4)]
+    assert measurement.requests_of("connect") == [("pytest", 4, {(0, 1), (0, 2)})]
+    assert measurement.requests_of("register") == [(0, 64), (1, 128), (2, 256), (0, 2 * 192), (1, 64)]
+    prepared = dict(measurement.requests_of("flows_prepare"))
     assert prepared.keys() == {0, 1, 2}
     assert prepared[2] == {
         "agent": "ref 2", "op": "WRITE", "plugin": "UCX", "memory": ["DRAM", "DRAM"],
@@ -159,21 +159,21 @@ def test_ranks_start_connect_and_prepare_the_transfers_of_each_slot(measured: Me
     assert [flow["slots"] for rank in (0, 1) for flow in prepared[rank]["flows"]] == [
         [[[0, 32, 0], [0, 32, 0]], [[32, 32, 0], [32, 32, 0]]], [[[0, 64, 0], [0, 64, 0]], [[64, 64, 0], [64, 64, 0]]],
     ]  # fmt: skip
-    assert [agent.name for agent in made.flows.agents] == [f"agent {rank}" for rank in range(4)]
-    assert {rank: buffer.size for rank, buffer in made.flows.buffers.items()} == {0: 384, 1: 64}
+    assert [agent.name for agent in measurement.flows.agents] == [f"agent {rank}" for rank in range(4)]
+    assert {rank: buffer.size for rank, buffer in measurement.flows.buffers.items()} == {0: 384, 1: 64}
 
 
 def test_flows_are_verified_timed_alone_and_together_and_verified_again(measured: Measure) -> None:
-    made = measured()
-    made.log.clear()
+    measurement = measured()
+    measurement.log.clear()
     so_far: list[PatternSamples] = []
 
     def clear(samples: PatternSamples) -> bool:
         so_far.append(samples)
         return len(so_far) == 2
 
-    samples = made.flows.measure(repeats=4, clear=clear)
-    runs = [arguments for rank, arguments in made.asked("flows_run") if rank == 0]
+    samples = measurement.flows.measure(repeats=4, clear=clear)
+    runs = [arguments for rank, arguments in measurement.requests_of("flows_run") if rank == 0]
     # Each transfer once; how long each step takes; two repetitions; each transfer once more.
     flows = [[[part["flows"] for part in run["steps"] if part] for run in [arguments]] for arguments in runs]
     assert [len(steps) for (steps,) in flows] == [1, 4, 4, 4, 1]
@@ -182,13 +182,13 @@ def test_flows_are_verified_timed_alone_and_together_and_verified_again(measured
     # The slowest flow takes 0.01 s for each transfer in flight, and ten of them are to fit into a window of 0.1 s.
     timed = [(pytest.approx(0.01), pytest.approx(0.1))] * 4
     assert durations == [[(0.0,)], [(0.0, 0.0, 0.0)] * 4, timed, timed, [(0.0,)]]
-    steps = made.asked("flows_run")
+    steps = measurement.requests_of("flows_run")
     posts = {rank: [part and part["flows"] for part in run["steps"]] for rank, run in steps[3:6]}
     assert posts == {0: [[], [2], [], [2]], 1: [None, [], [0], [0]], 2: [[1], None, None, [1]]}
     # The patterns of sources are new for each verification; before it the targets get their complements.
     names = [
         (name, *(rest[:1] if name == "fill" else ()))
-        for rank, name, *rest in made.log
+        for rank, name, *rest in measurement.log
         if rank in ("pytest", 0) and name not in ("wait", "output")
     ]
     run = [("flows_run",), ("flows_report",)]
@@ -196,23 +196,23 @@ def test_flows_are_verified_timed_alone_and_together_and_verified_again(measured
     assert names == [
         *verify, ("fill", False), *run, ("count losses",), *run, *run, ("count losses",), ("compare",), *verify,
     ]  # fmt: skip
-    parts = [parts for rank, inverted, parts in made.asked("fill") if rank == 0 and inverted]
-    assert [[(offset, size) for _, offset, size in each] for each in parts] == [[(0, 128), (128, 256)]] * 2
-    compared = [parts for rank, parts in made.asked("compare") if rank == 0]
-    filled = [parts for rank, inverted, parts in made.asked("fill") if rank == 1 and not inverted]
+    parts = [parts for rank, inverted, parts in measurement.requests_of("fill") if rank == 0 and inverted]
+    assert [[(offset, size) for _, offset, size in part] for part in parts] == [[(0, 128), (128, 256)]] * 2
+    compared = [parts for rank, parts in measurement.requests_of("compare") if rank == 0]
+    filled = [parts for rank, inverted, parts in measurement.requests_of("fill") if rank == 1 and not inverted]
     assert [seed for ((seed, _, _), _) in compared] == [seed for ((seed, _, _),) in filled]
     assert len({part[0][0] for part in filled}) == 3
-    assert made.asked("count losses") == [
+    assert measurement.requests_of("count losses") == [
         ("pytest", [0, 1, 2, 3], None), ("pytest", [0, 1, 2, 3], dict.fromkeys("abc", "before")),
     ]  # fmt: skip
     # The coordinator only serves, and a log is read once, if it cannot be of partners on its host and of others.
-    assert {step[2:] for step in made.log if step[1] == "wait" and step[3]} == {(2, 1)}
-    assert made.asked("output") == [(1,), (2,)]
+    assert {step[2:] for step in measurement.log if step[1] == "wait" and step[3]} == {(2, 1)}
+    assert measurement.requests_of("output") == [(1,), (2,)]
     assert [flow.transports for flow in samples.flows] == [
         ("log of 1 ('WRITE', 64)",), ("log of 2 ('WRITE', 128)",), (),
     ]  # fmt: skip
     # What is known so far has the windows, and of the ends of a flow the larger contention.
-    assert [len(each.flows[0].alone) for each in so_far] == [1, 2]
+    assert [len(part.flows[0].alone) for part in so_far] == [1, 2]
     assert (samples.kind, samples.names, samples.hosts, samples.gpus) == (KIND, tuple("wxyz"), tuple("aabc"), ())
     for flow, part in zip(FLOWS, samples.flows, strict=True):
         assert part.flow == flow
@@ -221,13 +221,13 @@ def test_flows_are_verified_timed_alone_and_together_and_verified_again(measured
         assert [count for count, _ in part.alone] == [10 + 1 + 3, 10 + 1 + 4]
         most = 0.1 * max(flow.ranks) + 0.04
         assert dict(part.contention) == {ALONE: pytest.approx(most), TOGETHER: pytest.approx(most)}
-    check_losses(made, samples.flows)
+    check_losses(measurement, samples.flows)
 
 
-def check_losses(made: Measurement, flows: Sequence[FlowSamples]) -> None:
+def check_losses(measurement: Measurement, flows: Sequence[FlowSamples]) -> None:
     """Compare what is looked for of each flow: the counters of its hosts, and the bytes of all its windows."""
     before = dict.fromkeys("abc", "before")
-    for number, (flow, part, lost) in enumerate(zip(FLOWS, flows, made.losses, strict=True)):
+    for number, (flow, part, lost) in enumerate(zip(FLOWS, flows, measurement.losses, strict=True)):
         moved = flow.size * sum(count for load in LOADS for count, _ in part.windows(load))
         hosts = {"aabc"[rank]: "after" for rank in flow.ranks}
         assert lost == (before, hosts, part.transports, moved)
@@ -244,53 +244,53 @@ PHASES = ["before the timed transfers", "after the timed transfers", "in the tra
 def test_the_first_corruption_of_each_flow_is_kept_with_its_phase(measured: Measure, number: int) -> None:
     """Of rank 0 the second flow is wrong, from a comparison on; of rank 1 its flow at last."""
     later = {**WRONG, "offset": 99}
-    found = [[None, None]] * number + [[None, WRONG], *[[None, later]] * (2 - number)]
-    samples = measured({0: found, 1: [None, None, [later]]}).flows.measure(repeats=1)
+    comparisons = [[None, None]] * number + [[None, WRONG], *[[None, later]] * (2 - number)]
+    samples = measured({0: comparisons, 1: [None, None, [later]]}).flows.measure(repeats=1)
     assert [flow.corruption for flow in samples.flows] == [
         None, Corruption(PHASES[number], 3, 128, 5, 1, 2), Corruption(PHASES[2], 3, 128, 99, 1, 2),
     ]  # fmt: skip
 
 
 def test_a_rank_that_fails_ends_all(measured: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = measured()
+    measurement = measured()
 
     def fail(requests: Sequence[Any], serving: Sequence[Any] = ()) -> list[Any]:
         raise WorkerError("rank 2 has ended")
 
     monkeypatch.setattr(rank_flows, "results", fail)
     with pytest.raises(WorkerError, match="rank 2 has ended"):
-        made.flows.measure()
-    assert [rank.killed for rank in made.ranks] == [1, 1, 1, 1, 0]
+        measurement.flows.measure()
+    assert [rank.killed for rank in measurement.ranks] == [1, 1, 1, 1, 0]
 
 
 def test_each_rank_is_told_its_coordinators_and_who_shares_its_host(measured: Measure) -> None:
     """Of a flow that is measured alone the rank that does not post coordinates; a step waits for all ranks."""
-    made = measured()
-    made.log.clear()
-    made.flows.measure(repeats=1)
-    asked = dict(made.asked("flows_run")[3:6])
-    assert [asked[rank]["own"] for rank in range(3)] == [[11], [10], []]
-    assert {(arguments["timeout"], arguments["seconds"]) for arguments in asked.values()} == {(60.0, 605.0)}
+    measurement = measured()
+    measurement.log.clear()
+    measurement.flows.measure(repeats=1)
+    requests_of = dict(measurement.requests_of("flows_run")[3:6])
+    assert [requests_of[rank]["own"] for rank in range(3)] == [[11], [10], []]
+    assert {(arguments["timeout"], arguments["seconds"]) for arguments in requests_of.values()} == {(60.0, 605.0)}
     follows = {"coordinator": "agent 0", "members": []}
-    assert [asked[rank]["everyone"] for rank in range(3)] == [
+    assert [requests_of[rank]["everyone"] for rank in range(3)] == [
         {"coordinator": "", "members": ["agent 1", "agent 2"]}, follows, follows,
     ]  # fmt: skip
     leads = [{"coordinator": "", "members": [f"agent {member}"]} for member in range(3)]
     # 2->0, 0->1 and 1->0 alone, and all together.
-    assert [[part and part["group"] for part in asked[rank]["steps"]] for rank in range(3)] == [
+    assert [[part and part["group"] for part in requests_of[rank]["steps"]] for rank in range(3)] == [
         [leads[2], {"coordinator": "agent 1", "members": []}, leads[1], {"coordinator": "", "members": [
             "agent 1", "agent 2"]}],
         [None, leads[0], follows, follows],
         [follows, None, None, follows],
     ]  # fmt: skip
-    assert [part["busy"] for part in asked[0]["steps"]] == [1, 2, 2, 2]
-    timed = made.asked("flows_run")[6][1]
+    assert [part["busy"] for part in requests_of[0]["steps"]] == [1, 2, 2, 2]
+    timed = measurement.requests_of("flows_run")[6][1]
     assert timed["timeout"] == pytest.approx(60 + 3 * 0.11)
 
 
 @pytest.mark.parametrize("short", [0, 1, 2])
 def test_a_rank_whose_report_lacks_a_step_is_an_error(measured: Measure, short: int) -> None:
-    made = measured()
-    made.ranks[short].short = 1
+    measurement = measured()
+    measurement.ranks[short].short = 1
     with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
-        made.flows.measure()
+        measurement.flows.measure()

@@ -105,15 +105,15 @@ def test_pairs_without_a_common_rank_transfer_at_once_for_each_backend_operation
     verdicts: str, worst: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wrong bytes win over a pair that starves; storage has no pairs."""
-    made = [Judgement(Verdict(name), f"{name} it is", f"remedy of {name}") for name in verdicts.split()]
-    judged, pairs = MagicMock(side_effect=made), MagicMock()
+    judgements = [Judgement(Verdict(name), f"{name} it is", f"remedy of {name}") for name in verdicts.split()]
+    judged, pairs = MagicMock(side_effect=judgements), MagicMock()
     monkeypatch.setattr(ranks_together, "at_once", judged)
     stored = replace(ROW, backend="POSIX", memory=MemoryPair("DRAM", "FILE"))
     run = cast(Run, SimpleNamespace(links=[ROW, replace(ROW, op="READ"), stored, replace(ROW, pair=(2, 3))]))
     settings = cast(Settings, SimpleNamespace(blocks=[4096, 64], depth=[1, 8]))
     judgement = ranks_together.judge_pairs_together(run, settings, cast(Cluster, SimpleNamespace(ranks=5)), pairs)
     assert judgement == Judgement(
-        Verdict(worst), "; ".join(each.reason for each in made), f"remedy of {worst}",
+        Verdict(worst), "; ".join(judgement.reason for judgement in judgements), f"remedy of {worst}",
     )  # fmt: skip
     apart = [(0, 2), (1, 3)]
     assert pairs.together.mock_calls == [call("UCX", op, ROW.memory, apart) for op in ("WRITE", "READ")]
@@ -233,7 +233,7 @@ def test_a_failed_pair_whose_ends_load_leaves_undecided_is_compared_in_turn(slow
 
 def test_a_rank_that_failed_again_is_named_though_the_other_end_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     links = BusyLinks(2)
-    monkeypatch.setattr(links, "judge", lambda made: Judgement(
-        Verdict.FAIL if 2 in made.ranks else Verdict.INCONCLUSIVE, "again"))  # fmt: skip
+    monkeypatch.setattr(links, "judge", lambda judgements: Judgement(
+        Verdict.FAIL if 2 in judgements.ranks else Verdict.INCONCLUSIVE, "again"))  # fmt: skip
     assert judged(links, (2, 3)).verdict is Verdict.FAIL
     assert len(links.measured) == 2

@@ -377,11 +377,11 @@ def test_a_raw_tool_is_missing_where_it_is_not_installed_and_cannot_use_memory_t
     installed: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only for GPU memory its help is asked for, of the side that needs it."""
-    asked: list[str] = []
+    help_requests: list[str] = []
 
     def open_tool(place: str, *_: object) -> MagicMock:
         def start(arguments: list[str]) -> SimpleNamespace:
-            asked.append(f"{place} {arguments}")
+            help_requests.append(f"{place} {arguments}")
             lines = "  host - memory\n" + "  cuda - memory\n" * (place == "one")
             return SimpleNamespace(final_output=lambda seconds: lines)
 
@@ -395,7 +395,7 @@ def test_a_raw_tool_is_missing_where_it_is_not_installed_and_cannot_use_memory_t
         assert [pair.cannot(MemoryPair.parse(memory)) for memory in ("DRAM:DRAM", "VRAM:DRAM", "DRAM:VRAM")] == [
             "", "", "other was built without VRAM",
         ]  # fmt: skip
-    assert asked == ["one ['-h']", "other ['-h']"]
+    assert help_requests == ["one ['-h']", "other ['-h']"]
 
 
 class Program:
@@ -453,7 +453,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RawMeasureme
         log: list[str] = []
         starts, now, ports = iter(servers), count(100), count(7000)
         monkeypatch.setattr(tools, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
-        monkeypatch.setattr(tools, "contention_of", lambda one, other: 0.5 if one.name == "client" else None)
+        monkeypatch.setattr(tools, "contention_of", lambda first, other: 0.5 if first.name == "client" else None)
 
         def open_tool(place: str, name: str, timeout: float, start_timeout: float) -> MagicMock:
             assert (name, timeout, start_timeout) == ("ucx_perftest", 9.0, 90.0)
@@ -501,9 +501,11 @@ def test_a_raw_tool_moves_as_many_blocks_as_fit_into_its_time(
     value: float,
     ending: list[str],
 ) -> None:
-    made, log = measure([READY], client, expected)
-    assert made == RawMeasurement("ucx_perftest", "ucp_put_bw", made.value, "UCX 1.13.1", ("tcp/lo",), 0.5)
-    assert made.value == pytest.approx(value)
+    measurement, log = measure([READY], client, expected)
+    assert measurement == RawMeasurement(
+        "ucx_perftest", "ucp_put_bw", measurement.value, "UCX 1.13.1", ("tcp/lo",), 0.5
+    )
+    assert measurement.value == pytest.approx(value)
     assert log == [
         "server starts -p 7000", started(7000, number, warmup), "client closed", *ending,
         "server waited for within 9 s", "server closed",
@@ -534,7 +536,7 @@ def test_a_raw_tool_that_fails_is_named_with_its_end(
     measure: Callable[..., tuple[RawMeasurement, list[str]]], servers: Sequence[Looks], client: Looks, reason: str
 ) -> None:
     """Another process may take the port in between, which is tried again with another one."""
-    made, log = measure(servers, client)
-    assert made.tool == (reason or "ucx_perftest")
+    measurement, log = measure(servers, client)
+    assert measurement.tool == (reason or "ucx_perftest")
     served = [step for step in log if step.startswith("server starts")]
     assert served == [f"server starts -p {7000 + number}" for number in range(len(servers))]

@@ -203,17 +203,20 @@ def request(function: str, name: str, **arguments: object) -> Any:
 
 
 def test_each_use_asks_the_workers_and_keeps_their_answers() -> None:
-    one, other = worker_of("one", ANSWER, ANSWER), worker_of("other", WorkerDiedError("x (pid 7) was ended by SIGABRT"))
-    assert transfer_in_threads(one, "UCX", "rw") == replace(
+    healthy, other = (
+        worker_of("one", ANSWER, ANSWER),
+        worker_of("other", WorkerDiedError("x (pid 7) was ended by SIGABRT")),
+    )
+    assert transfer_in_threads(healthy, "UCX", "rw") == replace(
         USE, label="4 threads on one agent with the synchronization mode rw", expected=200
     )
     label = "8 agents created at once in each of 2 processes"
-    assert create_in_threads([one, other], "UCX") == [
+    assert create_in_threads([healthy, other], "UCX") == [
         replace(USE, label=label, expected=8),
         ConcurrentUse(label, "UCX", "1.5.1", 8, ended="was ended by SIGABRT"),
     ]
     created = request("create_at_once", "one", backend="UCX", count=8)
-    assert one.worker.request.call_args_list == [
+    assert healthy.worker.request.call_args_list == [
         request("transfer_at_once", "one", backend="UCX", sync_mode="rw", threads=4, per_thread=50), created,
     ]  # fmt: skip
     assert other.worker.request.call_args_list == [request("create_at_once", "other", backend="UCX", count=8)]

@@ -78,7 +78,7 @@ _ABORTED = "the surviving agent was ended by SIGABRT"
 
 
 @pytest.mark.parametrize(
-    ("changes", "defect", "known"),
+    ("changes", "defect", "after_it"),
     [
         ({"survivor": "was ended by SIGABRT", "wrong_bytes": None}, _ABORTED, f", and {_ABORTED}"),
         ({"survivor": "was ended by SIGABRT", "answer": "PROC"}, _ABORTED, f", and {_ABORTED}"),
@@ -103,12 +103,12 @@ _ABORTED = "the surviving agent was ended by SIGABRT"
         ({"fault": "target-stopped", "answer": "PROC"}, "", ""),
     ],
 )  # fmt: skip
-def test_each_defect_fails_among_good_outcomes(changes: dict[str, Any], defect: str, known: str) -> None:
+def test_each_defect_fails_among_good_outcomes(changes: dict[str, Any], defect: str, after_it: str) -> None:
     bad = replace(GOOD, **changes)
     judgement = judge_faults([GOOD, bad, GOOD])
     assert judgement.verdict is (Verdict.FAIL if defect else Verdict.PASS)
     assert not defect or judgement.reason == f"{bad}; {defect}"
-    assert fault_reason([GOOD, bad]) == f"{GOOD}; {bad}{known}"
+    assert fault_reason([GOOD, bad]) == f"{GOOD}; {bad}{after_it}"
     assert ("https://github.com/ai-dynamo/nixl/issues" in judgement.remedy) is bool(defect)
 
 
