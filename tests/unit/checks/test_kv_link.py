@@ -300,7 +300,8 @@ def test_caches_are_filled_requested_and_compared_in_order(
     verification = [*fill, ("pytest", "wait"), ("one", "kv_request"), (destination, "kv_compare")]
     assert [step[:2] for step in workers.log] == [
         *around, ("one", "kv_prepare"), *verification, ("gpu", "kernel_seconds"), ("pytest", "loss_counters"),
-        *verification, ("pytest", "loss_counters"), ("gpu", "kernel_seconds"), ("one", "kv_release"), ("one", "forget"), *around,
+        *verification, ("pytest", "loss_counters"), ("gpu", "kernel_seconds"), ("one", "kv_release"),
+        ("one", "forget"), *around,
     ]  # fmt: skip
     calls: dict[str, list[dict[str, Any]]] = {}
     for _, command, arguments in workers.log:
