@@ -31,9 +31,9 @@ from pytest_nixl.checks.bandwidth.each_nic import (
     nic_pairs,
     ports,
 )
-from pytest_nixl.checks.bandwidth.gpus_together import seats
+from pytest_nixl.checks.bandwidth.gpus_together import GpuEnd, seats
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.host.devices import HostDevices
+from pytest_nixl.host.devices import SWITCH, GpuNics, HostDevices
 from pytest_nixl.host.rdma import Port
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -213,6 +213,16 @@ def test_a_card_is_measured_with_the_gpu_that_it_is_assigned_to() -> None:
     gpu_by_card = nearest_gpus(seats(gpus, facts.gpu.gpus, facts.rdma))
     assert len(gpu_by_card) == 32
     assert [gpu_by_card[f"rdmap{number}s0"] for number in (79, 82, 164)] == [0, 0, 5]
+
+
+def test_a_card_of_several_gpus_is_measured_with_the_first_that_it_is_nearest_to_unless_it_is_assigned() -> None:
+    def end(number: int, devices: tuple[str, ...], assigned: tuple[str, ...]) -> GpuEnd:
+        return GpuEnd(LinkGpu(number, "H100", f"{number}", ""), GpuNics(number, devices, SWITCH, assigned))
+
+    ends = [end(0, ("m0", "m1"), ("m0",)), end(1, ("m0", "m1", "m2"), ("m2",)), end(2, ("m2",), ()),
+            GpuEnd(LinkGpu(3, "H100", "3", ""), None), end(4, ("m1", "m2"), ("m1",))]  # fmt: skip
+    assert nearest_gpus(ends) == {"m0": 0, "m1": 4, "m2": 1}
+    assert nearest_gpus(ends[:3]) == {"m0": 0, "m1": 0, "m2": 1}
 
 
 @pytest.mark.parametrize(
