@@ -3,14 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from typing import Any
-
-from helpers.misuse_functions import spoil
-
-__all__ = ["crash_in_threads", "double", "lose", "refuse_second_agent", "spoil"]
 
 
 def _change_notifications(agent: Any, doubled: int) -> None:
@@ -37,29 +30,3 @@ def lose(agent: Any) -> None:
 def double(agent: Any) -> None:
     """Let the first notification arrive twice."""
     _change_notifications(agent, 2)
-
-
-def crash_in_threads(agent: Any) -> None:
-    """Let the process die if a transfer is posted by another thread than the main one."""
-    kind, original = type(agent), type(agent).transfer
-
-    def transfer(self: Any, *arguments: Any, **named: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return original(self, *arguments, **named)
-
-    kind.transfer = transfer
-
-
-def refuse_second_agent(agent: Any) -> None:
-    """Let the creation of a backend fail for the second agent that is created at once with others."""
-    kind, original = type(agent), type(agent).create_backend
-    calls: list[int] = []
-
-    def create_backend(self: Any, *arguments: Any, **named: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("refused by the test")
-        return original(self, *arguments, **named)
-
-    kind.create_backend = create_backend

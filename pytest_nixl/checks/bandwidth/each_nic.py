@@ -86,6 +86,8 @@ class NicRow:
 
 #: Measures what a pair of devices moves.
 Measure = Callable[[NicPair], NicRow]
+#: A bad device, and a sentence about it.
+_Fault = tuple[Nic, str]
 
 
 def nic_pairs(initiators: Sequence[Nic], targets: Sequence[Nic]) -> list[NicPair]:
@@ -110,9 +112,10 @@ class NicTrial:
     def judge(self) -> Judgement:
         """Measure each pair, measure again what looks bad, and return the verdict with the bad devices."""
         rows = {pair: self._measure(pair) for pair in self._pairs}
-        wrong = [f"{pair}: {row.corruption}" for pair, row in rows.items() if row.corruption]
+        wrong = {pair: f"{pair}: {row.corruption}" for pair, row in rows.items() if row.corruption}
         if wrong:
-            return Judgement(Verdict.CORRUPT, f"{self._label}: {named(wrong)}", _remedy(self._pairs[0]))
+            reason = f"{self._label}: {named(wrong.values())}"
+            return Judgement(Verdict.CORRUPT, reason, _remedy(next(iter(wrong)).initiator))
         elsewhere = {row.elsewhere for row in rows.values()} - {""}
         if elsewhere:
             return Judgement(
@@ -128,19 +131,17 @@ class NicTrial:
                 f"{self._label}: none of {len(rows)} RDMA devices moved a byte, the first with: {first.error}",
                 "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device",
             )
-        sentences = [self._name_broken(pair, row, self._best(rows, pair)) for pair, row in broken.items()]
-        sentences += [
-            sentence
-            for op in next(row.rates for row in rows.values() if row.rates)
-            for sentence in self._slow(op, rows)
+        faults = [self._name_broken(pair, row, self._best(rows, pair)) for pair, row in broken.items()]
+        faults += [
+            fault for op in next(row.rates for row in rows.values() if row.rates) for fault in self._slow(op, rows)
         ]
-        if not sentences:
+        if not faults:
             return Judgement(Verdict.PASS, self._rates(rows))
-        bad = next(iter(broken), self._pairs[0])
+        reason = f"{self._label}: {'; '.join(sentence for _, sentence in faults)}"
         if not broken and self._contention > DISTURBED_CORES:
             used = f"other processes used up to {self._contention:.1f} of the cores that a row needs"
-            return Judgement(Verdict.INCONCLUSIVE, f"{self._label}: {'; '.join(sentences)}, but {used}", QUIET)
-        return Judgement(Verdict.FAIL, f"{self._label}: {'; '.join(sentences)}", _remedy(bad))
+            return Judgement(Verdict.INCONCLUSIVE, f"{reason}, but {used}", QUIET)
+        return Judgement(Verdict.FAIL, reason, _remedy(faults[0][0]))
 
     def _measure(self, pair: NicPair) -> NicRow:
         row = self._ask(pair)
@@ -152,13 +153,14 @@ class NicTrial:
         good = [nics for nics, row in rows.items() if not row.error]
         return max(good, key=lambda nics: (nics.kind == pair.kind, max(rows[nics].rates.values())))
 
-    def _name_broken(self, pair: NicPair, row: NicRow, good: NicPair) -> str:
+    def _name_broken(self, pair: NicPair, row: NicRow, good: NicPair) -> _Fault:
         def bad(crossed: NicPair) -> bool:
             return bool(self._measure(crossed).error)
 
-        return f"{self._culprit(pair, good, bad)} fails where the others do not: {row.error}"
+        nic, name = self._culprit(pair, good, bad)
+        return nic, f"{name} fails where the others do not: {row.error}"
 
-    def _slow(self, op: str, rows: Mapping[NicPair, NicRow]) -> Iterator[str]:
+    def _slow(self, op: str, rows: Mapping[NicPair, NicRow]) -> Iterator[_Fault]:
         for pair, row in rows.items():
             other_rates = {
                 nic_pair: other.rates[op]
@@ -171,8 +173,8 @@ class NicTrial:
             good = next(nic_pair for nic_pair, rate in other_rates.items() if rate == middle)
             yield from self._again(op, pair, row, good, rows[good])
 
-    def _again(self, op: str, pair: NicPair, row: NicRow, good: NicPair, good_row: NicRow) -> Iterator[str]:
-        """Yield the words about a slow pair, if it is also slow when it is measured again in turn with another."""
+    def _again(self, op: str, pair: NicPair, row: NicRow, good: NicPair, good_row: NicRow) -> Iterator[_Fault]:
+        """Yield the fault of a slow pair, if it is also slow when it is measured again in turn with another."""
         for _ in range(TRIES - 1):
             row, good_row = self._measure(pair), self._measure(good)
             if row.error:
@@ -184,19 +186,22 @@ class NicTrial:
             row = self._measure(crossed)
             return not row.error and _starves(op, row, good_row)
 
+        nic, name = self._culprit(pair, good, bad)
         yield (
-            f"{self._culprit(pair, good, bad)} moves {gigabytes(row.rates[op])} GB/s ({op}), less than half of the "
-            f"{gigabytes(good_row.rates[op])} GB/s of {good}, in {TRIES} of {TRIES} measurements"
+            nic,
+            f"{name} moves {gigabytes(row.rates[op])} GB/s ({op}), less than half of the "
+            f"{gigabytes(good_row.rates[op])} GB/s of {good}, in {TRIES} of {TRIES} measurements",
         )
 
-    def _culprit(self, pair: NicPair, good: NicPair, bad: Callable[[NicPair], bool]) -> str:
-        """Return the bad device of a pair: the one that is also bad with a device of a good pair."""
+    def _culprit(self, pair: NicPair, good: NicPair, bad: Callable[[NicPair], bool]) -> tuple[Nic, str]:
+        """Return the bad device of a pair, the one that is also bad with a device of a good pair, and its name."""
         if pair.initiator == pair.target:
-            return str(pair)
+            return pair.initiator, str(pair)
         initiator_fails, other = bad(NicPair(pair.initiator, good.target)), bad(NicPair(good.initiator, pair.target))
         if initiator_fails == other:  # such as rails that are not connected with each other
-            return f"{pair} (which of the two is not known)"
-        return str(pair.initiator if initiator_fails else pair.target)
+            return pair.initiator, f"{pair} (which of the two is not known)"
+        culprit = pair.initiator if initiator_fails else pair.target
+        return culprit, str(culprit)
 
     def _rates(self, rows: Mapping[NicPair, NicRow]) -> str:
         descriptions = []
@@ -214,8 +219,8 @@ def _starves(op: str, row: NicRow, good_row: NicRow) -> bool:
     return op not in row.rates or row.rates[op] < STARVED * good_row.rates[op]
 
 
-def _remedy(pair: NicPair) -> str:
-    device = pair.initiator.device.replace(":", "/")
+def _remedy(nic: Nic) -> str:
+    device = nic.device.replace(":", "/")
     return (
         f"leave the device out of UCX_NET_DEVICES; check its cable, transceiver, switch port and PCIe link (`rdma "
         f"statistic show link {device}`, `lspci -vv`), and run `pytest suites/bandwidth/test_nics.py` again"

@@ -45,9 +45,10 @@ class _Mallinfo2(ctypes.Structure):
     )
 
 
-def held() -> dict[str, float]:
+def held(process: Path = _SELF) -> dict[str, float]:
     """Return what this process holds, after it gave back what it can.
 
+    :param process: the folder in which the kernel shows this process.
     :return: ``heap`` (bytes in use by ``malloc``; it is missing if the C library cannot tell), ``memory`` (bytes of
         anonymous memory, in swap too), and the numbers of ``descriptors`` other than sockets, ``sockets``, ``threads``
         and ``shared-memory`` files that are mapped.
@@ -57,15 +58,15 @@ def held() -> dict[str, float]:
     with contextlib.suppress(AttributeError):  # another C library than glibc
         library.malloc_trim(0)
     usage = _heap(library)
-    links = [_link(name) for name in os.listdir(_SELF / "fd")]
+    links = [_link(process / "fd" / name) for name in os.listdir(process / "fd")]
     sockets = sum(link.startswith("socket:") for link in links)
     return {
         **usage,
-        "memory": _anonymous(),
+        "memory": _anonymous(process),
         "descriptors": len(links) - sockets,
         "sockets": sockets,
-        "threads": len(os.listdir(_SELF / "task")),
-        "shared-memory": _shared_files(),
+        "threads": len(os.listdir(process / "task")),
+        "shared-memory": _shared_files(process),
     }
 
 
@@ -80,24 +81,24 @@ def _heap(library: ctypes.CDLL) -> dict[str, float]:
     return {"heap": float(usage.uordblks + usage.hblkhd)}
 
 
-def _anonymous() -> float:
+def _anonymous(process: Path) -> float:
     """Return the bytes of anonymous memory in RAM and in swap."""
     try:
-        lines, prefixes = (_SELF / "smaps_rollup").read_text().splitlines(), ("Anonymous:", "Swap:")
+        lines, prefixes = (process / "smaps_rollup").read_text().splitlines(), ("Anonymous:", "Swap:")
     except OSError:  # a kernel before 4.14
-        lines, prefixes = (_SELF / "status").read_text().splitlines(), ("RssAnon:", "VmSwap:")
+        lines, prefixes = (process / "status").read_text().splitlines(), ("RssAnon:", "VmSwap:")
     return 1024.0 * sum(int(line.split()[1]) for line in lines if line.startswith(prefixes))
 
 
-def _shared_files() -> int:
+def _shared_files(process: Path) -> int:
     """Return how many files of shared memory are mapped, each counted once."""
-    fields = [line.split(None, 5) for line in (_SELF / "maps").read_text().splitlines()]
+    fields = [line.split(None, 5) for line in (process / "maps").read_text().splitlines()]
     return len({(field[3], field[4]) for field in fields if len(field) > 5 and field[5].startswith(_SHARED)})
 
 
-def _link(name: str) -> str:
+def _link(descriptor: Path) -> str:
     try:
-        return os.readlink(_SELF / "fd" / name)
+        return os.readlink(descriptor)
     except OSError:  # the descriptor by which the folder was listed
         return ""
 

@@ -71,16 +71,23 @@ class MisuseOutcome:
         return f"{self.kind.label}: {self.ending.value}{detail}"
 
     @property
+    def next_transfer(self) -> str:
+        """What became of the transfer after the misuse, as the rest of a sentence; empty: the process has ended."""
+        if self.after == NEVER_DONE:
+            return f"; after that, a transfer to the peer stays {NEVER_DONE}"
+        if self.after:
+            return f"; after that, NIXL refuses a transfer to the peer ({self.after})"
+        return "" if self.wrong_bytes is None else f", and the next transfer has {self.wrong_bytes} wrong bytes"
+
+    @property
     def fault(self) -> str:
         """What is wrong with this outcome; empty: nothing."""
         if self.ending is MisuseEnding.CRASHED:
             return str(self)
         if self.ending is MisuseEnding.ACCEPTED and self.kind.must_refuse:
             return f"{self.kind.label}: accepted, but only an error is right"
-        if self.after == NEVER_DONE:
-            return f"{self}; after that, a transfer to the peer stays {NEVER_DONE}"
         if self.after:
-            return f"{self}; after that, NIXL refuses a transfer to the peer ({self.after})"
+            return f"{self}{self.next_transfer}"
         if self.wrong_bytes:
             return f"{self}; {self.wrong_bytes} bytes of the next transfer are wrong"
         return ""
@@ -178,7 +185,4 @@ def judge_misuses(outcomes: Sequence[MisuseOutcome]) -> Judgement:
 
 def misuse_reason(outcome: MisuseOutcome) -> str:
     """Return what NIXL did, as the reason of a finding's verdict."""
-    after = "" if outcome.wrong_bytes is None else f", and the next transfer has {outcome.wrong_bytes} wrong bytes"
-    if outcome.after:
-        after = f"; after that, NIXL refuses a transfer to the peer ({outcome.after})"
-    return f"with {outcome.backend} of NIXL {outcome.nixl}, {outcome}{after}"
+    return f"with {outcome.backend} of NIXL {outcome.nixl}, {outcome}{outcome.next_transfer}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 from helpers.pytester_run import parse_config
@@ -15,7 +16,6 @@ from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.system import AvailableMemory
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge
-from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -37,34 +37,30 @@ def keys(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *options: s
     return [str(row) for row in cold_rows.cold_rows(run).values()]
 
 
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ("--nixl-backend=UCX,POSIX --nixl-op=READ", ["64KiB/batch1/depth1 64MiB", "2MiB/batch1/depth1 64MiB",
+                                                    "64MiB/batch1/depth1 64MiB"]),
+        # Small blocks are measured only if there are no others.
+        ("--nixl-blocks=4KiB,8KiB --nixl-op=READ", ["8KiB/batch1/depth1 64MiB"]),
+        ("--nixl-blocks=64KiB,8KiB,128KiB --nixl-op=READ", ["64KiB/batch1/depth1 64MiB", "128KiB/batch1/depth1 64MiB"]),
+        # Every batch and every depth, of which the largest fits into the footprint.
+        ("--nixl-blocks=1MiB --nixl-op=READ --nixl-batch=1,4 --nixl-depth=2", ["1MiB/batch1/depth2 64MiB",
+                                                                             "1MiB/batch4/depth2 64MiB"]),
+        ("--nixl-blocks=64MiB --nixl-op=READ --nixl-batch=1,4 --nixl-depth=2,1",
+         ["64MiB/batch1/depth2 512MiB", "64MiB/batch1/depth1 512MiB", "64MiB/batch4/depth2 512MiB",
+          "64MiB/batch4/depth1 512MiB"]),
+        # Nothing is measured twice, and no storage.
+        ("--nixl-footprint=auto", []),
+        ("--nixl-backend=POSIX", []),
+    ],
+)  # fmt: skip
 def test_three_sizes_of_each_link_between_agents_are_measured(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    options: str, rows: list[str], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row_keys = keys(pytester, monkeypatch, "--nixl-backend=UCX,POSIX", "--nixl-op=READ")
-    suffix = "batch1/depth1/0-1/footprint=64MiB"
-    assert row_keys == [f"UCX/READ/DRAM:DRAM/{size}/{suffix}" for size in ("64KiB", "2MiB", "64MiB")]
-
-
-def test_small_blocks_are_measured_only_if_there_are_no_others(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [row_key] = keys(pytester, monkeypatch, "--nixl-blocks=4KiB,8KiB", "--nixl-op=READ")
-    assert "/8KiB/" in row_key
-
-
-def test_every_batch_and_every_depth_is_measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    row_keys = keys(pytester, monkeypatch, "--nixl-blocks=1MiB", "--nixl-op=READ", "--nixl-batch=1,4", "--nixl-depth=2")
-    assert [key.split("/")[4:6] for key in row_keys] == [["batch1", "depth2"], ["batch4", "depth2"]]
-
-
-def test_the_largest_row_fits_into_the_footprint(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("--nixl-blocks=1MiB,64MiB", "--nixl-op=READ", "--nixl-batch=1,4", "--nixl-depth=2,1")
-    assert {key.rpartition("=")[2] for key in keys(pytester, monkeypatch, *options)} == {"512MiB"}
-
-
-def test_nothing_is_measured_twice(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keys(pytester, monkeypatch, "--nixl-footprint=auto") == []
-    assert keys(pytester, monkeypatch, "--nixl-backend=POSIX") == []
+    expected = [row.replace(" ", "/0-1/footprint=") for row in rows]
+    assert keys(pytester, monkeypatch, *options.split()) == [f"UCX/READ/DRAM:DRAM/{row}" for row in expected]
 
 
 def test_the_id_of_a_test_is_the_same_on_hosts_with_other_caches(
@@ -104,20 +100,33 @@ def test_a_cold_row_is_judged_by_its_transport_and_the_ceiling(
     assert judge(samples, PROFILE.expectation_in(make_settings(), COLD), PROFILE.machine).verdict is verdict
 
 
-def test_a_host_without_room_for_the_buffers_has_no_cold_rows(
-    pytester: pytest.Pytester, make_pairs: Callable[..., Launches], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ends", "room", "fits"), [(2, 0, True), (2, -1, False), (1, -(64 << 20), True), (2, None, True)]
+)
+def test_a_cold_row_has_a_link_if_its_buffers_fit_into_this_host(
+    ends: int, room: int | None, fits: bool, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run.of(parse_config(pytester))
-    row = next(iter(cold_rows.cold_rows(run).values()))
-    monkeypatch.setattr(cold_rows, "available_memory", lambda _: AvailableMemory(1 << 20, "a test"))
-    with pytest.raises(NotApplicableError, match=r"buffers that the last-level cache cannot hold need [\d.]+ [MG]iB"):
-        cold_link(row, run.settings, make_pairs())
+    """One of its ends may be on another host, and the free memory may not be known."""
+    monkeypatch.setattr(cold_rows, "ends_here", lambda settings: ends)
+    memory = None if room is None else AvailableMemory(2 * (64 << 20) + room, "a test")
+    monkeypatch.setattr(cold_rows, "available_memory", lambda _: memory)
+    pairs, row = MagicMock(), replace(COLD, pair=(2, 3))
+    if fits:
+        assert cold_link(row, make_settings(), pairs) is pairs.link_of.return_value
+        pairs.link_of.assert_called_once_with(row, (2, 3))
+        return
+    with pytest.raises(NotApplicableError) as error:
+        cold_link(row, make_settings(), pairs)
+    assert error.value.reason == (
+        f"buffers that the last-level cache cannot hold need 128.0 MiB (134217728 bytes), but {memory} are available"
+    )
 
 
-def test_a_run_without_cold_rows_says_why(
-    make_pairs: Callable[..., Launches], make_settings: Callable[..., Settings]
-) -> None:
-    with pytest.raises(NotApplicableError, match="no requested backend moves bytes between two agents"):
-        cold_link(None, make_settings(), make_pairs())
-    with pytest.raises(NotApplicableError, match="all rows walk the 64MiB of --nixl-footprint"):
-        cold_link(None, make_settings(footprint=64 << 20), make_pairs())
+def test_a_run_without_cold_rows_says_why(make_settings: Callable[..., Settings]) -> None:
+    for settings, reason in (
+        (make_settings(), "no requested backend moves bytes between two agents"),
+        (make_settings(footprint=64 << 20), "all rows walk the 64MiB of --nixl-footprint"),
+    ):
+        with pytest.raises(NotApplicableError) as error:
+            cold_link(None, settings, MagicMock())
+        assert error.value.reason == reason

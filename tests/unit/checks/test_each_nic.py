@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 from helpers.cli_run import run
@@ -31,16 +31,18 @@ from pytest_nixl.checks.bandwidth.each_nic import (
     nic_pairs,
     ports,
 )
-from pytest_nixl.checks.bandwidth.gpus_together import seats
+from pytest_nixl.checks.bandwidth.gpus_together import GpuEnd, seats
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.host.devices import HostDevices
+from pytest_nixl.host.devices import SWITCH, GpuNics, HostDevices
 from pytest_nixl.host.rdma import Port
-from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.settings import read_settings
@@ -90,31 +92,76 @@ def test_healthy_devices_pass_with_the_slowest_and_the_fastest() -> None:
     )
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_a_slow_device_of_one_host_is_named(number: int) -> None:
-    judgement = judged(LOOPS[:number], bad(FIRST[1], row=rate(19e9)))
-    assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.startswith(
-        "rows: mlx5_1:1 of node-a (rank 0) moves 19 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1 of node-a "
-        "(rank 0), in 3 of 3 measurements; mlx5_1:1 of node-a (rank 0) moves 19 GB/s (READ)"
-    )
-    assert "leave the device out of UCX_NET_DEVICES" in judgement.remedy
+AGAIN = ", in 3 of 3 measurements"
+BROKEN, GONE = NicRow(error="nixlRemoteDisconnectError (…)"), NicRow(error="NIXL_ERR_BACKEND")
+CROSSED = ACROSS[1]
+UNKNOWN = "mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1) (which of the two is not known)"
 
 
-def test_a_device_that_is_slow_in_one_direction_is_named_for_it() -> None:
-    judgement = judged(LOOPS, bad(FIRST[2], row=NicRow({"WRITE": 40e9, "READ": 1e9})))
-    assert judgement.verdict is Verdict.FAIL
-    assert "moves 1 GB/s (READ)" in judgement.reason
-    assert "(WRITE)" not in judgement.reason
+def slow(device: str, op: str, moved: float, good: str) -> str:
+    return f"{device} moves {moved:g} GB/s ({op}), less than half of the 40 GB/s of {good}{AGAIN}"
 
 
-@pytest.mark.parametrize("culprit", [FIRST[2], OTHER[2]])
-def test_the_slow_end_of_a_pair_is_named_with_its_host(culprit: Nic) -> None:
-    judgement = judged(ACROSS, bad(culprit, row=rate(2e9)))
-    assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.startswith(
-        f"rows: {culprit} moves 2 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1"
-    )
+def only_between(pair: NicPair, row: NicRow) -> Moves:
+    return lambda nics, _: row if nics == pair else rate(40e9)
+
+
+def separate_rails(pair: NicPair, _: int) -> NicRow:
+    """Where rails are not connected with each other, no other device can show which end is bad."""
+    crossed = pair.initiator.device != pair.target.device
+    return NicRow(error="unreachable") if crossed or pair == CROSSED else rate(40e9)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "moves", "verdict", "reason"),
+    [
+        *[
+            (LOOPS[:count], bad(FIRST[1], row=rate(19e9)), "FAIL",
+             f"{slow(str(FIRST[1]), 'WRITE', 19, str(FIRST[0]))}; {slow(str(FIRST[1]), 'READ', 19, str(FIRST[0]))}")
+            for count in (2, 4)
+        ],
+        (LOOPS, bad(FIRST[2], row=NicRow({"WRITE": 40e9, "READ": 1e9})), "FAIL",
+         slow(str(FIRST[2]), "READ", 1, str(FIRST[0]))),
+        *[
+            (ACROSS, bad(culprit, row=rate(2e9)), "FAIL",
+             "; ".join(slow(str(culprit), op, 2, str(ACROSS[0])) for op in ("WRITE", "READ")))
+            for culprit in (FIRST[2], OTHER[2])
+        ],
+        (ACROSS, only_between(CROSSED, rate(2e9)), "FAIL",
+         "; ".join(slow(UNKNOWN, op, 2, str(ACROSS[0])) for op in ("WRITE", "READ"))),
+        (ACROSS, bad(OTHER[3], row=BROKEN), "FAIL", f"{OTHER[3]} fails where the others do not: {BROKEN.error}"),
+        (ACROSS, bad(FIRST[0], row=BROKEN), "FAIL", f"{FIRST[0]} fails where the others do not: {BROKEN.error}"),
+        (ACROSS, separate_rails, "FAIL", f"{UNKNOWN} fails where the others do not: unreachable"),
+        (ACROSS, bad(FIRST[1], row=NicRow(corruption="3 of 64 bytes are wrong")), "CORRUPT",
+         f"{CROSSED}: 3 of 64 bytes are wrong"),
+        (LOOPS, bad(*FIRST, row=GONE), "FAIL",
+         "none of 4 RDMA devices moved a byte, the first with: NIXL_ERR_BACKEND"),
+        (LOOPS, bad(*FIRST, row=NicRow(elsewhere="cma/memory")), "NOT-APPLICABLE",
+         "the bytes went over cma/memory, and not over the chosen RDMA device"),
+        (LOOPS, bad(FIRST[0], row=NicRow(elsewhere="cma/memory")), "NOT-APPLICABLE",
+         "the bytes went over cma/memory, and not over the chosen RDMA device"),
+        (LOOPS[:2], bad(FIRST[1], row=BROKEN), "FAIL", f"{FIRST[1]} fails where the others do not: {BROKEN.error}"),
+        # A broken device is one even on a busy host, which may be slow.
+        (LOOPS, bad(FIRST[1], row=replace(BROKEN, contention=0.8)), "FAIL",
+         f"{FIRST[1]} fails where the others do not: {BROKEN.error}"),
+        (LOOPS, bad(FIRST[1], row=rate(2e9, contention=0.8)), "INCONCLUSIVE",
+         "; ".join(slow(str(FIRST[1]), op, 2, str(FIRST[0])) for op in ("WRITE", "READ"))
+         + ", but other processes used up to 0.8 of the cores that a row needs"),
+    ],
+)  # fmt: skip
+def test_the_bad_device_is_named_with_its_host_and_no_other(
+    pairs: list[NicPair], moves: Moves, verdict: str, reason: str
+) -> None:
+    judgement = judged(pairs, moves)
+    assert (judgement.verdict.value, judgement.reason) == (verdict, f"rows: {reason}")
+    remedy = {"none of": "ucx-uses-rdma", "the bytes": "UCX_TLS=rc"}.get(reason[:9].rpartition(" ")[0], "")
+    if verdict in ("FAIL", "CORRUPT") and not remedy:
+        device = reason.partition(":1 ")[0]  # the bad one, which is named first
+        remedy = (
+            f"leave the device out of UCX_NET_DEVICES; check its cable, transceiver, switch port and PCIe link "
+            f"(`rdma statistic show link {device}/1`, `lspci -vv`), and run "
+        )
+    assert (remedy if verdict != "INCONCLUSIVE" else "stop other processes") in judgement.remedy
 
 
 def test_two_slow_devices_of_eight_are_both_named() -> None:
@@ -123,37 +170,6 @@ def test_two_slow_devices_of_eight_are_both_named() -> None:
     assert [f"mlx5_{number}:1 of node-a (rank 0) moves" in judgement.reason for number in range(8)] == [
         number in (3, 6) for number in range(8)
     ]
-
-
-def test_a_path_that_is_slow_only_between_two_devices_is_named_with_both() -> None:
-    slow = ACROSS[1]
-    judgement = judged(ACROSS, lambda pair, _: rate(2e9 if pair == slow else 40e9))
-    assert (
-        "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1) (which of the two is not known) moves"
-        in judgement.reason
-    )
-
-
-def test_a_device_without_a_connection_is_named_with_its_error() -> None:
-    judgement = judged(ACROSS, bad(OTHER[3], row=NicRow(error="nixlRemoteDisconnectError (…)")))
-    assert (judgement.verdict, judgement.reason) == (
-        Verdict.FAIL,
-        "rows: mlx5_3:1 of node-b (rank 1) fails where the others do not: nixlRemoteDisconnectError (…)",
-    )
-
-
-def test_the_error_of_a_pair_whose_rails_are_separate_names_both_ends() -> None:
-    """Where rails are not connected with each other, no other device can show which end is bad."""
-
-    def moves(pair: NicPair, _: int) -> NicRow:
-        crossed = pair.initiator.device != pair.target.device
-        return NicRow(error="unreachable") if crossed or pair == ACROSS[2] else rate(40e9)
-
-    judgement = judged(ACROSS, moves)
-    assert (
-        "mlx5_2:1 of node-a (rank 0) to mlx5_2:1 of node-b (rank 1) (which of the two is not known) fails"
-        in judgement.reason
-    )
 
 
 def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error() -> None:
@@ -166,30 +182,10 @@ def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error()
     assert "rows: mlx5_0:1 of node-a (rank 0) fails where the others do not: gone" in judgement.reason
 
 
-def test_wrong_bytes_are_corrupt() -> None:
-    judgement = judged(ACROSS, bad(FIRST[1], row=NicRow(corruption="3 of 64 bytes are wrong")))
-    assert (judgement.verdict, judgement.reason) == (
-        Verdict.CORRUPT,
-        "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1): 3 of 64 bytes are wrong",
-    )
-
-
-def test_no_device_is_accused_if_none_works() -> None:
-    judgement = judged(LOOPS, bad(*FIRST, row=NicRow(error="NIXL_ERR_BACKEND")))
-    assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason == "rows: none of 4 RDMA devices moved a byte, the first with: NIXL_ERR_BACKEND"
-    assert "ucx-uses-rdma" in judgement.remedy
-
-
-def test_bytes_that_went_another_way_say_nothing_about_devices() -> None:
-    judgement = judged(LOOPS, bad(*FIRST, row=NicRow(elsewhere="cma/memory")))
-    assert judgement.verdict is Verdict.NOT_APPLICABLE
-    assert "the bytes went over cma/memory, and not over the chosen RDMA device" in judgement.reason
-
-
-def test_a_device_of_another_kind_is_not_compared() -> None:
-    management = replace(FIRST[3], kind=("mlx", 3.1e9))
-    pairs = [*LOOPS[:3], NicPair(management, management)]
+@pytest.mark.parametrize("across", [True, False])
+def test_a_device_of_another_kind_is_not_compared(across: bool) -> None:
+    management = replace((OTHER if across else FIRST)[3], kind=("mlx", 3.1e9))
+    pairs = [*ACROSS[:3], NicPair(FIRST[3], management)] if across else [*LOOPS[:3], NicPair(management, management)]
     assert judged(pairs, bad(management, row=rate(3e9))).verdict is Verdict.PASS
 
 
@@ -198,13 +194,6 @@ def test_a_device_that_is_slow_only_once_or_twice_is_not_named(good: int) -> Non
     """What other processes do hits any device; one good measurement beside another device is enough."""
     judgement = judged(LOOPS, lambda pair, before: rate(1e9 if pair.initiator is FIRST[0] and before < good else 40e9))
     assert judgement.verdict is Verdict.PASS
-
-
-def test_a_slow_device_on_a_busy_host_is_named_but_not_failed() -> None:
-    judgement = judged(LOOPS, bad(FIRST[1], row=rate(2e9, contention=0.8)))
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "mlx5_1:1 of node-a (rank 0) moves 2 GB/s" in judgement.reason
-    assert judgement.reason.endswith("but other processes used up to 0.8 of the cores that a row needs")
 
 
 def test_healthy_devices_on_a_busy_host_are_not_accused() -> None:
@@ -224,6 +213,16 @@ def test_a_card_is_measured_with_the_gpu_that_it_is_assigned_to() -> None:
     gpu_by_card = nearest_gpus(seats(gpus, facts.gpu.gpus, facts.rdma))
     assert len(gpu_by_card) == 32
     assert [gpu_by_card[f"rdmap{number}s0"] for number in (79, 82, 164)] == [0, 0, 5]
+
+
+def test_a_card_of_several_gpus_is_measured_with_the_first_that_it_is_nearest_to_unless_it_is_assigned() -> None:
+    def end(number: int, devices: tuple[str, ...], assigned: tuple[str, ...]) -> GpuEnd:
+        return GpuEnd(LinkGpu(number, "H100", f"{number}", ""), GpuNics(number, devices, SWITCH, assigned))
+
+    ends = [end(0, ("m0", "m1"), ("m0",)), end(1, ("m0", "m1", "m2"), ("m2",)), end(2, ("m2",), ()),
+            GpuEnd(LinkGpu(3, "H100", "3", ""), None), end(4, ("m1", "m2"), ("m1",))]  # fmt: skip
+    assert nearest_gpus(ends) == {"m0": 0, "m1": 4, "m2": 1}
+    assert nearest_gpus(ends[:3]) == {"m0": 0, "m1": 0, "m2": 1}
 
 
 @pytest.mark.parametrize(
@@ -250,43 +249,200 @@ def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: st
     assert {device: reason for device, reason in reasons.items() if reason} == left_out
 
 
-def host(name: str, *devices: str) -> Any:
-    """Return the answer of a rank on a host with these devices."""
+def host(name: str, *devices: str, state: str = "ACTIVE") -> Any:
+    """Return the answer of a rank on a host with these devices, whose ports are in a state."""
     card = facts_of("p5.48xl").rdma[0]
     cards = tuple(
-        replace(card, name=device, kind="mlx", ports=(Port(1, "ACTIVE", 5e10, "InfiniBand", {}, ()),))
+        replace(card, name=device, kind="mlx", ports=(Port(1, state, 5e10, "InfiniBand", {}, ()),))
         for device in devices
     )
     return json.loads(json.dumps(HostDevices(name, cards, (), "").plain()))
 
 
+Judge = Callable[..., Judgement]
+
+
+@pytest.fixture
+def judge(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """Judge the devices of hosts. They and their rows are doubles: no machine of CI has two RDMA devices."""
+
+    def judge_hosts(
+        answers: list[Any], rows: MagicMock, links: Sequence[RowKey], hosts: Sequence[Any] = (), cards: Any = None
+    ) -> Judgement:
+        monkeypatch.setattr(each_nic, "read_rdma", lambda _: facts_of("p5.48xl").rdma if cards is None else cards)
+        monkeypatch.setattr(each_nic, "NicLinks", rows)
+        cluster = SimpleNamespace(ask={"devices": answers}.__getitem__, hosts=hosts)
+        settings = replace(read_settings(pytestconfig, environ={}), blocks=(4096, 65536), batch=(1, 4), duration=3.0)
+        return judge_each_nic(cast(Run, SimpleNamespace(links=links)), settings, cast(Cluster, cluster))
+
+    return judge_hosts
+
+
+def links_of(*texts: str) -> list[RowKey]:
+    """Return links such as ``UCX/WRITE/DRAM:DRAM``."""
+    return [RowKey(backend, op, MemoryPair.parse(memory), 4096) for backend, op, memory in
+            (text.split("/") for text in texts)]  # fmt: skip
+
+
+USUAL = links_of("UCX/WRITE/DRAM:DRAM", "LIBFABRIC/READ/DRAM:DRAM", "UCX/READ/DRAM:DRAM", "UCX/WRITE/DRAM:DRAM")
+
+
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_each_operation_is_measured_once_and_workers_end(
-    error: type[BaseException] | None, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The devices and their rows are doubles, because no machine of CI has two RDMA devices."""
-    rows = MagicMock(return_value=rate(40e9), side_effect=error)
-    rows_of = MagicMock(return_value=rows)
-    monkeypatch.setattr(each_nic, "read_rdma", lambda _: facts_of("p5.48xl").rdma)
-    monkeypatch.setattr(each_nic, "NicLinks", rows_of)
-    links = [RowKey("UCX", op, MemoryPair("DRAM", "DRAM"), 4096) for op in ("WRITE", "READ", "WRITE")]
-    cluster = SimpleNamespace(ask=lambda _: [host("a", "m0", "m1"), host("b", "m0", "m1")], hosts=())
-    settings = read_settings(pytestconfig, environ={})
+def test_each_operation_is_measured_once_and_workers_end(judge: Judge, error: type[BaseException] | None) -> None:
+    rows = MagicMock()
+    rows.return_value = MagicMock(return_value=rate(40e9), side_effect=error)
     with pytest.raises(error) if error else nullcontext():
-        judgement = judge_each_nic(cast(Run, SimpleNamespace(links=links)), settings, cast(Cluster, cluster))
-        assert judgement.verdict is Verdict.PASS
-    assert rows_of.call_args.args[2] == ("WRITE", "READ")
-    rows.close.assert_called_once_with()
+        judgement = judge([host("a", "m0", "m1"), host("b", "m0", "m1")], rows, USUAL, ["host a", "host b"])
+        assert judgement == Judgement(
+            Verdict.PASS,
+            "UCX DRAM:DRAM of 64KiB from a to b, each of 2 RDMA devices alone: WRITE 40 (m0:1) to 40 GB/s (m0:1), "
+            "READ 40 (m0:1) to 40 GB/s (m0:1)",
+        )
+    hosts, settings, ops, memory = rows.call_args.args
+    assert (hosts, ops, str(memory)) == (["host a", "host b"], ("WRITE", "READ"), "DRAM:DRAM")
+    assert (settings.blocks, settings.batch, settings.duration) == ((65536,), (1,), 0.0)
+    assert rows.call_args.kwargs == {"one_host": False}
+    rows.return_value.close.assert_called_once_with()
 
 
-def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(pytestconfig: pytest.Config) -> None:
-    answers = [host("a", "m0", "m1"), host("a", "m0", "m1"), host("b", "m0", "m1"), host("c", "m0")]
-    cluster = cast(Cluster, SimpleNamespace(ask={"devices": answers}.__getitem__))
-    settings, rows = read_settings(pytestconfig, environ={}), [("WRITE", MemoryPair("DRAM", "DRAM"))]
-    assert each_nic._Rows(settings, cluster, rows).hosts == [(0, 2), (3, 2)]
-    answers[:] = [host("a", "m0"), host("b", "m0")]
-    with pytest.raises(NotApplicableError, match=r"of a host to compare: a has 1 \(m0:1\), b has 1 \(m0:1\)"):
-        each_nic._Rows(settings, cluster, rows)
+@pytest.mark.parametrize(
+    ("links", "cards", "answers", "reason"),
+    [
+        (links_of("LIBFABRIC/WRITE/DRAM:DRAM", "UCX/WRITE/DRAM:FILE"), None, [],
+         "UCX is not requested, and only UCX takes a device from UCX_NET_DEVICES"),
+        (USUAL, (), [], "this host has no RDMA device"),
+        (USUAL, None, [host("a", "m0"), host("b", "m0")],
+         "there are no two RDMA devices of a host to compare: a has 1 (m0:1), b has 1 (m0:1)"),
+        (USUAL, None, [host("a", "m0", "m1"), host("b")],
+         "there are no two RDMA devices of a host to compare: a has 2 (m0:1, m1:1)"),
+        (USUAL, None, [host("a", "m0", state="DOWN")],
+         "there are no two RDMA devices of a host to compare; left out: m0:1 of a (its port is DOWN)"),
+    ],
+)  # fmt: skip
+def test_a_run_without_two_devices_of_a_host_to_compare_says_why(
+    judge: Judge, links: Sequence[RowKey], cards: Any, answers: list[Any], reason: str
+) -> None:
+    rows = MagicMock()
+    with pytest.raises(NotApplicableError) as error:
+        judge(answers, rows, links, cards=cards)
+    assert error.value.reason == reason
+    rows.assert_not_called()
+
+
+def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(judge: Judge) -> None:
+    """An odd host takes the one before it; one that could not be measured has not passed."""
+    answers = [host("a", "m0", "m1"), host("a", "m0", "m1"), host("b", "m0", "m1"), host("c", "m0"), host("", "m0")]
+    pairs: set[str] = set()
+
+    def moves(pair: NicPair) -> NicRow:
+        pairs.add(str(pair))
+        return NicRow(elsewhere="tcp/eth0") if pair.initiator.host == "c" else rate(40e9)
+
+    def measure(*_: object, one_host: bool) -> MagicMock:
+        assert not one_host
+        return MagicMock(side_effect=moves)
+
+    judgement = judge(answers[:4], MagicMock(side_effect=measure), USUAL)
+    assert pairs == {
+        "m0:1 of a (rank 0) to m0:1 of b (rank 2)", "m1:1 of a (rank 0) to m1:1 of b (rank 2)",
+        "m0:1 of c (rank 3) to m0:1 of b (rank 2)", "m0:1 of c (rank 3) to m1:1 of b (rank 2)",
+    }  # fmt: skip
+    assert judgement.verdict is Verdict.NOT_APPLICABLE
+    assert judgement.reason.startswith("UCX DRAM:DRAM of 64KiB from a to b, each of 2 RDMA devices alone: WRITE 40 ")
+    assert judgement.reason.endswith(
+        "; UCX DRAM:DRAM of 64KiB from c to b: the bytes went over tcp/eth0, and not over the chosen RDMA device"
+    )
+    pairs.clear()
+    judge([answers[2], answers[4]], MagicMock(side_effect=measure), USUAL)
+    assert pairs == {f"m{number}:1 of b (rank 0) to m0:1 of rank 1 (rank 1)" for number in (0, 1)}
+
+
+def test_the_devices_of_one_host_are_measured_with_themselves_and_their_gpus(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU memory is preferred; a device that is near no GPU is left out, and the worker that sees the GPUs ends."""
+    place, worker, pairs = MagicMock(), MagicMock(), list[NicPair]()
+    place.start.return_value = worker
+    read_gpus = MagicMock(return_value="the GPUs")
+    monkeypatch.setattr(each_nic, "gpus", read_gpus)
+    monkeypatch.setattr(each_nic, "seats", lambda *arguments: arguments)
+    monkeypatch.setattr(each_nic, "nearest_gpus", lambda ends: {"m0": 5, "m2": 3} if ends[0] == "the GPUs" else {})
+
+    def moves(pair: NicPair) -> NicRow:
+        pairs.append(pair)
+        return rate(40e9)
+
+    rows = MagicMock(side_effect=lambda *_, one_host: MagicMock(side_effect=moves))
+    links = links_of("UCX/WRITE/DRAM:DRAM", "UCX/READ/DRAM:VRAM", "UCX/WRITE/VRAM:VRAM")
+    judgement = judge([host("a", "m0", "m1", "m2")] * 2, rows, links, [place, place])
+    assert [(pair.initiator.device, pair.initiator.gpu, pair.target) for pair in pairs] == [
+        ("m0:1", 5, pairs[0].initiator), ("m2:1", 3, pairs[1].initiator),
+    ]  # fmt: skip
+    assert judgement.reason == (
+        "UCX VRAM:VRAM of 64KiB, each of 2 RDMA devices alone: WRITE 40 (m0:1) to 40 GB/s (m0:1), READ 40 (m0:1) to 40 "
+        "GB/s (m0:1); left out: m1:1 of a (near no GPU)"
+    )
+    assert (rows.call_args.args[2], rows.call_args.kwargs) == (("WRITE",), {"one_host": True})
+    read_gpus.assert_called_once_with(worker, MemoryPair("VRAM", "VRAM"))
+    worker.kill.assert_called_once_with()
+
+
+#: The samples of a row: what carried its bytes, what was wrong, and which cores others used.
+def carried(
+    bandwidth: float, *transports: str, wrong: str | None = None, contention: tuple[float, ...] = (0.0,)
+) -> Any:
+    return SimpleNamespace(bandwidth=bandwidth, transports=transports, corruption=wrong, contention=contention)
+
+
+@pytest.mark.parametrize(
+    ("samples", "row"),
+    [
+        ([carried(4e9, "rc/m0:1", "rc/m1:1", contention=(0.25, 0.5)), carried(3e9, contention=(0.1,))],
+         NicRow({"WRITE": 4e9, "READ": 3e9}, contention=0.5)),
+        ([carried(4e9, "rc/m0:1"), carried(3e9, "rc/m0:1", contention=(0.75,))],
+         NicRow({"WRITE": 4e9, "READ": 3e9}, contention=0.75)),
+        ([carried(4e9, "rc/m1:1", "tcp/eth0")], NicRow(elsewhere="rc/m1:1, tcp/eth0")),
+        ([carried(4e9, "rc/m1:1", wrong="3 bytes")], NicRow(corruption="3 bytes")),
+        ([carried(4e9, "rc/m0:1"), WorkerError("a worker has ended")], NicRow(error="a worker has ended")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("one_host", [True, False])
+@pytest.mark.parametrize("tls", ["", "rc"])
+def test_a_row_over_two_devices_has_workers_with_these_devices_alone(
+    samples: list[Any], row: NicRow, one_host: bool, tls: str, make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Between two processes of one host UCX would copy instead, unless the user has chosen transports."""
+    monkeypatch.setenv("UCX_TLS", tls)
+    if not tls:
+        monkeypatch.delenv("UCX_TLS")
+    launches, remaining = MagicMock(), iter(samples)
+    monkeypatch.setattr(each_nic, "Launches", launches)
+    measured: list[Any] = []
+
+    def measure(links: Any, block: int, depth: int) -> list[Any]:
+        measured.append((links, block, depth))
+        sample = next(remaining)
+        if isinstance(sample, Exception):
+            raise sample
+        return [sample]
+
+    monkeypatch.setattr(each_nic, "measure_at_once", measure)
+    settings, memory = make_settings(blocks=(512, 4096), depth=(1, 8)), MemoryPair("DRAM", "VRAM")
+    links = NicLinks(["a", "b", "c", "d"], settings, ("WRITE", "READ"), memory, one_host=one_host)  # type: ignore[list-item]
+    ends = Nic(2, "node-c", "m0:1", KIND, gpu=4), Nic(3, "node-d", "m7:1", KIND, gpu=5)
+    assert links(NicPair(*ends)) == row
+    only = {"UCX_TLS": "ib,cuda_copy,gdr_copy"} if one_host and not tls else {}
+    variables = [({"UCX_NET_DEVICES": "m0:1", **only}, {"UCX_NET_DEVICES": "m7:1", **only})]
+    ranks = (0, 1) if one_host else (2, 3)
+    launches.assert_called_once_with(["a", "b", "c", "d"], settings)
+    between = launches.return_value.between_devices
+    assert between.call_args_list == [
+        call("UCX", op, memory, [DevicePair(4, 5)], ranks, variables) for op in ("WRITE", "READ")[: len(measured)]
+    ]
+    assert measured == [(between.return_value, 4096, 8)] * len(samples)
+    links.close()
+    launches.return_value.close.assert_called_once_with()
 
 
 def test_a_host_without_rdma_has_nothing_to_compare() -> None:

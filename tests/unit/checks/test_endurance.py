@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import repeats
@@ -23,6 +23,7 @@ from pytest_nixl.checks.endurance.check import (
 )
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.judge.figure_bounds import judge_figures
+from pytest_nixl.judge.growth import Slope
 from pytest_nixl.model.figure import FIGURE_KINDS, Bound, Figure
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -76,15 +77,6 @@ def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, lea
 
 
 @pytest.mark.long
-@pytest.mark.whole  # tests/integration/test_endurance_suite.py runs each cycle
-@pytest.mark.parametrize("cycle", ["transfer", "registration"])
-def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
-    judgement = run(cycle, "nothing", method=ONCE[cycle])
-    assert judgement.verdict is Verdict.PASS, judgement.reason
-    assert f"times {CYCLES[cycle].label}" in judgement.reason
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("cycle", "leak", "arguments", "figure"),
     [
@@ -129,8 +121,6 @@ def test_sockets_of_removed_agents_are_a_finding_only_if_they_stay(
         ("LIBFABRIC", "growth-heap", 2300, Verdict.PASS),
         ("LIBFABRIC", "growth-heap", 2300 + 1024, Verdict.FAIL),
         ("UCX", "growth-heap", 1024, Verdict.FAIL),
-        ("LIBFABRIC", "growth-memory", 21_300, Verdict.PASS),
-        ("UCX", "growth-memory", 21_300, Verdict.FAIL),
     ],
 )
 def test_an_agent_of_libfabric_may_leave_what_its_finding_says_and_no_kibibyte_more(
@@ -140,22 +130,31 @@ def test_an_agent_of_libfabric_may_leave_what_its_finding_says_and_no_kibibyte_m
     assert judge_figures(figures, CYCLES["agent"].limits).verdict is verdict
 
 
-@pytest.mark.parametrize(("grown", "is_finding"), [(300, False), (1700, True)])
-def test_memory_of_deleted_agents_is_a_finding_only_if_it_is_more_than_a_healthy_backend_leaves(
-    grown: float, is_finding: bool
-) -> None:
-    labels = {"backend": "LIBFABRIC", "cycle": "agent"}
-    figures = (Figure.of("growth-memory", 20_000, labels), Figure.of("growth-heap", grown, labels))
-    assert kept_memory(figures) is is_finding
+#: Of each cycle its repeats between two samples, and its limits of heap, memory and slowdown.
+LIMITS = {
+    "transfer": (150, "a transfer with a notification", 512, 512, 3),
+    "connection": (12, "adding an agent, a transfer and its removal", 4096, 8192, 3),
+    "registration": (150, "a registration and a deregistration", 512, 512, 3),
+    "publication": (12, "a publication to etcd and its removal", 512, 4096, 10),
+    "agent": (3, "the creation, a transfer and the deletion of an agent", 768, 16384, 10),
+}
 
 
-def test_each_resource_has_a_figure_and_each_cycle_a_limit_for_it() -> None:
-    assert {f"growth-{name}" for name in RESOURCES} < set(FIGURE_KINDS)
-    for kind in CYCLES.values():
-        named = {bound.figure for bound in kind.limits}
-        missing = {f"growth-{name}" for name in (*RESOURCES, "etcd-keys")} | {"slowdown"}
-        assert missing - named == ({"growth-sockets"} if kind.kept_sockets else set())
-        assert all(bound.default and bound.at_most for bound in kind.limits)
+@pytest.mark.parametrize("cycle", sorted({*CYCLES, *LIMITS}))
+def test_each_cycle_has_a_limit_for_each_resource(cycle: str) -> None:
+    kind = CYCLES[cycle]
+    count, label, heap, memory, slowdown = LIMITS[cycle]
+    sockets = {"growth-sockets": 0.1} if cycle != "connection" else {}  # its finding says that they are kept
+    usual = {f"growth-{name}": 0.1 for name in ("descriptors", "threads", "shared-memory")} | sockets
+    usual |= {"growth-heap": heap, "growth-memory": memory, "growth-metadata": 1, "growth-etcd-keys": 0.02}
+    libfabric = {"growth-heap": heap + (2304 if cycle == "agent" else 0), "growth-memory": memory + 16384}
+    limits: dict[str, dict[str, float | None]] = {"": {}, "LIBFABRIC": {}}
+    for bound in kind.limits:
+        assert (bound.labels["cycle"], bound.default) == ((cycle,), True)
+        limits["".join(bound.labels.get("backend", ()))][bound.figure] = bound.at_most
+    assert limits == {"": {**usual, "slowdown": slowdown}, "LIBFABRIC": libfabric}
+    assert (kind.count, kind.label) == (count, label)
+    assert {*limits[""]} <= {*FIGURE_KINDS}
 
 
 class CyclingAgent:
@@ -163,45 +162,87 @@ class CyclingAgent:
 
     :param resource: what grows by 600 with each cycle; empty: nothing.
     :param until: the number of cycles after which nothing grows any more.
-    :param lacking: a resource of which the worker does not tell.
+    :param lacking: a resource of which the worker does not tell, in these samples or in all.
     """
 
-    def __init__(self, resource: str = "", until: int = 1 << 20, lacking: str = "") -> None:
-        self.now, self.counts = 100.0, list[int]()
+    def __init__(
+        self, resource: str = "", until: int = 1 << 20, lacking: str = "", samples: Sequence[int] = range(99)
+    ) -> None:
+        self.now, self.counts, self.requests = 100.0, list[int](), list[dict[str, object]]()
         self.worker = SimpleNamespace(timeout=1000.0)
-        self._resource, self._until, self._lacking = resource, until, lacking
+        self._resource, self._until, self._lacking, self._samples = resource, until, lacking, samples
 
     def monotonic(self) -> float:
         return self.now
 
-    def run(self, function: str, *, count: int, **_: object) -> dict[str, float]:
+    def run(self, function: str, *, count: int, **arguments: object) -> dict[str, float]:
         self.counts.append(count)
+        self.requests.append({"function": function, **arguments})
         self.now += count / 8
         sample = {**dict.fromkeys((*RESOURCES, "reference"), 1.0), "seconds": 0.125}
         if self._resource:
             sample[self._resource] = 600.0 * min(sum(self.counts), self._until)
-        sample.pop(self._lacking, None)
+        if len(self.counts) - 1 in self._samples:
+            sample.pop(self._lacking, None)
         return sample
 
-    def endurance(self, monkeypatch: pytest.MonkeyPatch, cycle: str = "registration") -> Endurance:
+    def endurance(
+        self, monkeypatch: pytest.MonkeyPatch, cycle: str = "registration", duration: float = 0.0, **options: Any
+    ) -> Endurance:
         monkeypatch.setattr("pytest_nixl.checks.endurance.check.time", self)
-        return Endurance(cast(NixlAgent, self), CYCLES[cycle], "UCX", 0.0)
+        return Endurance(cast(NixlAgent, self), CYCLES[cycle], "UCX", duration, **options)
 
 
-_GROWING = "heap memory descriptors sockets threads shared-memory metadata"
+NAMES = ("heap", "memory", "descriptors", "sockets", "threads", "shared-memory", "metadata")
 
 
-@pytest.mark.parametrize("resource", _GROWING.split())
+@pytest.mark.parametrize("resource", NAMES)
 def test_each_resource_that_grows_is_named_alone(resource: str, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = CyclingAgent(resource)
     endurance = agent.endurance(monkeypatch)
-    grown = {figure.name: figure.value for figure in endure(endurance, ()) if figure.name.startswith("growth-")}
-    assert grown == {f"growth-{name}": pytest.approx(600.0 * (name == resource)) for name in _GROWING.split()}
-    assert endurance.describe().startswith(f"{sum(agent.counts)} times a registration and a deregistration; growth ")
-    assert endurance.describe().partition("interval): ")[2].startswith(f"{resource} +")
-    judgement = judged(CyclingAgent(resource).endurance(monkeypatch), CYCLES["registration"])
+    figures = endure(endurance, ())
+    grown = {figure.name: figure.value for figure in figures[1:-1]}
+    assert list(grown) == [f"growth-{name}" for name in NAMES]
+    assert grown == {f"growth-{name}": pytest.approx(600.0 * (name == resource)) for name in NAMES}
+    assert [figure.name for figure in (figures[0], figures[-1])] == ["cycle-time", "slowdown"]
+    assert all(figure.labels == {"backend": "UCX", "cycle": "registration"} for figure in figures)
+    amount = "+600 B" if resource in ("heap", "memory", "metadata") else "+600"
+    sentence = (
+        f"{sum(agent.counts)} times a registration and a deregistration; growth with each (99 % interval): {resource} "
+        f"{amount} ({amount} to {amount})"
+    )
+    assert endurance.describe() == sentence
+    judgement = judge_endurance(judge_figures(figures, endurance.kind.limits), endurance)
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason.startswith(f"growth-{resource} (UCX registration): ")
+    assert judgement.reason.endswith(f"; {sentence}")
+    assert judgement.remedy
+    passed = Judgement(Verdict.PASS, "the figures keep their bounds")
+    assert judge_endurance(passed, endurance) == Judgement(Verdict.PASS, sentence)
+    assert {tuple(request.items()) for request in agent.requests} == {
+        (("function", "pytest_nixl.checks.endurance.worker:repeat"), ("cycle", "registration"), ("backend", "UCX"),
+         ("seconds", 250.0), ("label", "")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slope", "value", "text"),
+    [
+        (Slope(2.0, 1.0, 3.0), 1.0, "heap +2 B (+1 B to +3 B)"),
+        (Slope(2.0, 0.0, 3.0), 0.0, "heap +2 B (+0 B to +3 B)"),
+        (Slope(-2.0, -3.0, 0.0), 0.0, "heap -2 B (-3 B to +0 B)"),
+        (Slope(1.0, 0.0, 0.0), 0.0, "nothing grows"),
+    ],
+)
+def test_the_least_growth_of_its_interval_counts(
+    slope: Slope, value: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = Slope(0.0, 0.0, 0.0)
+    expected = SimpleNamespace(of=lambda values, places: slope if values[0] != values[-1] else flat)
+    monkeypatch.setattr("pytest_nixl.checks.endurance.check.Slope", expected)
+    endurance = CyclingAgent("heap").endurance(monkeypatch)
+    assert {figure.name: figure.value for figure in endurance.figures()}["growth-heap"] == value
+    assert endurance.describe().partition(": ")[2] == text
 
 
 @pytest.mark.parametrize(("until", "rounds"), [(0, 1), (100, 2), (1 << 20, 2)])
@@ -217,13 +258,10 @@ def test_what_grows_is_measured_again_and_the_lesser_counts(
 
 
 def test_a_bound_of_the_profile_is_a_reason_to_measure_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = CyclingAgent("heap")
-    bound = Bound("growth-heap", "a profile", {}, at_most=100)
-    endure(agent.endurance(monkeypatch, "connection"), (bound,))
-    assert len(agent.counts) == 4 + 24 * 2
-    agent.counts.clear()
-    endure(agent.endurance(monkeypatch, "connection"), ())
-    assert len(agent.counts) == 4 + 24
+    for bounds, rounds in (((Bound("growth-heap", "a profile", {}, at_most=100),), 2), ((), 1)):
+        agent = CyclingAgent("heap")
+        endure(agent.endurance(monkeypatch, "connection"), bounds)
+        assert len(agent.counts) == 4 + 24 * rounds
 
 
 def test_cycles_that_become_slower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,54 +273,69 @@ def test_cycles_that_become_slower_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert judgement.reason.startswith("slowdown (UCX registration): ")
 
 
-def test_only_the_heap_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = CyclingAgent(lacking="heap").endurance(monkeypatch).figures()
-    assert "growth-heap" not in {figure.name for figure in figures}
+@pytest.mark.parametrize("samples", [range(99), [4], [27]])
+def test_only_the_heap_may_be_unknown(samples: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = CyclingAgent(lacking="heap", samples=samples).endurance(monkeypatch).figures()
+    assert [figure.name for figure in figures[1:-1]] == [f"growth-{name}" for name in NAMES[1:]]
     with pytest.raises(StrictError, match="threads"):
         CyclingAgent(lacking="threads").endurance(monkeypatch).figures()
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_finding_is_seen_wherever_its_figure_stands(place: int) -> None:
-    labels = {"backend": "UCX", "cycle": "agent"}
-    sockets, heap = Figure.of("growth-sockets", 1.0, labels), Figure.of("growth-heap", 1700.0, labels)
-    figures = [sockets, heap] if place == 0 else [heap, sockets]
-    assert kept_sockets(figures)
-    assert kept_memory(figures)
-    assert not kept_sockets([heap])
-    assert not kept_memory([sockets])
-
-
-@pytest.mark.parametrize(("duration", "counts"), [(0.0, [4] * 24), (400.0, [4, 8, *[16] * 200])])
-def test_samples_take_their_share_after_a_warm_up(
-    duration: float, counts: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sockets", "heap", "expected"),
+    [(0.2, 769.0, (True, True)), (0.1, 769.0, (False, True)), (0.2, 768.0, (True, False))],
+)
+def test_a_finding_is_seen_wherever_its_figure_stands(
+    place: int, sockets: float, heap: float, expected: tuple[bool, bool]
 ) -> None:
-    agent = CyclingAgent()
-    monkeypatch.setattr("pytest_nixl.checks.endurance.check.time", agent)
-    endurance = Endurance(cast(NixlAgent, agent), CYCLES["publication"], "UCX", duration, lambda _: 7)
+    labels = {"backend": "UCX", "cycle": "agent"}
+    figures = [Figure.of("growth-sockets", sockets, labels), Figure.of("growth-heap", heap, labels)]
+    figures = [Figure.of("growth-memory", 20_000, labels), *figures[:: 1 - 2 * place]]
+    assert (kept_sockets(figures), kept_memory(figures)) == expected
+
+
+@pytest.mark.parametrize(
+    ("duration", "timeout", "counts"),
+    [(0.0, 1000.0, [4] * 24), (400.0, 1000.0, [4, 8, *[16] * 200]), (400.0, 4.0, [4, 8, *[8] * 400])],
+)
+def test_samples_take_their_share_after_a_warm_up(
+    duration: float, timeout: float, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample of publications ends when etcd has the last one, here after two seconds."""
+    agent, labels = CyclingAgent(), list[str]()
+    agent.worker.timeout = timeout
+
+    def published(label: str) -> int:
+        labels.append(label)
+        return 7
+
+    endurance = agent.endurance(monkeypatch, "publication", duration, published=published)
     figures = {figure.name: figure for figure in endurance.figures()}
-    assert agent.counts == [3, 4, 4, 4, *counts]
-    assert [keys for _, keys in figures["growth-etcd-keys"].samples] == [7] * len(counts)
-    agent.counts.clear()
+    assert agent.counts[:28] == [3, 4, 4, 4, *counts][:28]
+    assert sum(agent.counts[4:]) / 8 >= duration
+    assert labels == [f"sampled-{sum(agent.counts[:number])}" for number in range(len(agent.counts))]
+    assert labels == [request["label"] for request in agent.requests]
+    samples = figures["growth-etcd-keys"].samples
+    assert {keys for _, keys in samples} == {7}
+    assert samples[0][0] == sum(agent.counts[:5])
+    assert set(figures["cycle-time"].rounds) == {0.125}
+    before = len(agent.counts)
     endurance.figures()
-    assert agent.counts[:4] != [3, 4, 4, 4], "a second call needs no warm-up"
+    assert agent.counts[before : before + 4] != [3, 4, 4, 4], "a second call needs no warm-up"
 
 
-#: The limits of heap and memory of each cycle, and of its slowdown.
-LIMITS = {
-    "transfer": (512, 512, 3),
-    "connection": (4096, 8192, 3),
-    "registration": (512, 512, 3),
-    "publication": (512, 4096, 10),
-    "agent": (768, 16384, 10),
-}
+def test_the_time_of_a_publication_counts_until_etcd_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = CyclingAgent()
 
+    def published(label: str) -> int:
+        agent.now += 1.5
+        return 7
 
-@pytest.mark.parametrize("cycle", sorted({*CYCLES, *LIMITS}))
-def test_each_cycle_has_its_limits(cycle: str) -> None:
-    limits = {bound.figure: bound.at_most for bound in CYCLES[cycle].limits if "backend" not in bound.labels}
-    assert (limits["growth-heap"], limits["growth-memory"], limits["slowdown"]) == LIMITS[cycle]
-    assert ("growth-sockets" in limits) is (cycle != "connection"), "its finding says that sockets are kept"
+    endurance = agent.endurance(monkeypatch, "publication", published=published)
+    (usual, *_) = endurance.figures()
+    assert {*agent.counts} == {3}, "more would take more than half a second"
+    assert (usual.name, usual.value, {*usual.rounds}) == ("cycle-time", 0.625, {0.625})
 
 
 @pytest.mark.soak

@@ -7,14 +7,17 @@ memories, over a separate network card for each pair, and one card can be slowed
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from helpers import gpu_standin
@@ -24,15 +27,28 @@ from helpers.fake_sysfs import facts_of
 from helpers.namespaces import FAST, SLOW, Host, four_cables, require_tools
 from helpers.pytester_run import run_pytest
 
-from pytest_nixl.checks.bandwidth.gpus_together import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
-from pytest_nixl.host.devices import FAR, SWITCH, GpuNics
+from pytest_nixl.checks.bandwidth import gpus_together
+from pytest_nixl.checks.bandwidth.gpus_together import (
+    REMEDY,
+    GpuEnd,
+    GpuPair,
+    judge_gpus,
+    judge_gpus_together,
+    measure_gpus,
+    pairs_of,
+    seats,
+)
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.host.devices import FAR, SWITCH, GpuNics, HostDevices
 from pytest_nixl.host.rdma import RdmaDevice
-from pytest_nixl.judge.concurrent import ConcurrentRates, at_once, measure_at_once, spread, starving
+from pytest_nixl.judge.concurrent import QUIET, ConcurrentRates, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -74,7 +90,9 @@ def test_each_gpu_gets_the_cards_nearest_to_it() -> None:
     assert [seat.gpu for seat in placed] == GPUS
     assert placed[0].variables() == {"UCX_NET_DEVICES": "rdmap79s0:1,rdmap80s0:1,rdmap81s0:1,rdmap82s0:1"}
     assert len({name for seat in placed for name in seat.nics}) == 32
-    assert str(placed[4]) == "GPU 4 (0000:97:00.0, NUMA node 1)"
+    assert [str(placed[number]) for number in (0, 4, -1)] == [
+        f"GPU {gpu.number} ({gpu.pci}, NUMA node {node})" for gpu, node in ((GPUS[0], 0), (GPUS[4], 1), (GPUS[-1], 1))
+    ]
 
 
 def test_a_gpu_keeps_its_cards_if_cuda_numbers_it_first() -> None:
@@ -117,76 +135,75 @@ LANES = [lane(number) for number in range(4)]
 
 def judged(
     rates: Sequence[float], scaling: float | None = None, lanes: Sequence[GpuPair] = LANES, took: str = ""
-) -> tuple[Verdict, str]:
-    summary = spread(lambda: rates)
-    judgement = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, summary, scaling, took)
-    return judgement.verdict, judgement.reason
+) -> Judgement:
+    return judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, spread(lambda: rates), scaling, took)
 
 
-def test_the_bandwidth_together_is_reported_with_the_slowest_gpu() -> None:
-    verdict, reason = judged([39e9, 38e9, 36e9, 39e9], 0.9)
-    assert verdict is Verdict.PASS
-    assert reason == (
-        "UCX WRITE VRAM:VRAM of 64MiB, 4 GPUs at once: 152 GB/s together, 95% of the sum of each alone; by GPU "
-        "0: 39, 1: 38, 2: 36, 3: 39 GB/s; the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3, with 36 of the "
+def measured(together: str, by_gpu: str, slowest: int, rate: str, over: str = "") -> str:
+    return (
+        f"UCX WRITE VRAM:VRAM of 64MiB, 4 GPUs at once: {together} of the sum of each alone; by GPU {by_gpu} GB/s; the "
+        f"slowest is GPU {slowest} (0000:{slowest}0:00.0, NUMA node 0) to GPU {slowest + 1}{over}, with {rate} of the "
         "40 GB/s that it moves alone"
     )
 
 
-def test_a_starved_gpu_fails_and_is_named() -> None:
-    verdict, reason = judged([39e9, 38e9, 12e9, 39e9])
-    assert verdict is Verdict.FAIL
-    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3, with 12 of the 40 GB/s" in reason
-    assert reason.endswith(": it starves while the others are measured")
+HEALTHY, STARVED, EVEN = [39e9, 38e9, 36e9, 39e9], [39e9, 38e9, 12e9, 39e9], [20e9] * 4
+WELL = measured("152 GB/s together, 95%", "0: 39, 1: 38, 2: 36, 3: 39", 2, "36")
+STARVES = (
+    measured("128 GB/s together, 80%", "0: 39, 1: 38, 2: 12, 3: 39", 2, "12")
+    + ": it starves while the others are measured"
+)
+SHARED = measured("80 GB/s together, 50%", "0: 20, 1: 20, 2: 20, 3: 20", 0, "20")
+TOOK = "other processes used up to 0.7 of the cores that the links need"
+FAR_CARD = (LANES[0], lane(1, transports=("rc_mlx5/far3:1", "rc_mlx5/near1:1")), *LANES[2:])
 
 
-def test_gpus_that_slow_each_other_down_fail_if_the_profile_has_a_scaling() -> None:
-    even = [20e9] * 4
-    assert judged(even, 0.5)[0] is Verdict.PASS
-    verdict, reason = judged(even, 0.9)
-    assert verdict is Verdict.FAIL
-    assert "80 GB/s together, 50% of " in reason
-    assert reason.endswith(" 90%")
-    verdict, reason = judged(even)
-    assert verdict is Verdict.PASS
-    assert reason.endswith("; no GPU starves, and the profile has no `scaling` that requires more")
+@pytest.mark.parametrize(
+    ("rates", "scaling", "lanes", "took", "verdict", "reason", "remedy"),
+    [
+        (HEALTHY, 0.9, LANES, "", "PASS", WELL, ""),
+        (HEALTHY, 0.95, LANES, TOOK, "PASS", WELL, ""),
+        (HEALTHY, None, LANES, "", "PASS",
+         f"{WELL}; no GPU starves, and the profile has no `scaling` that requires more", ""),
+        (STARVED, None, LANES, "", "FAIL", STARVES, REMEDY),
+        (STARVED, 0.9, FAR_CARD, "", "FAIL", STARVES, REMEDY),
+        (STARVED, None, LANES, TOOK, "INCONCLUSIVE", f"{STARVES}, but {TOOK}", QUIET),
+        (EVEN, 0.5, LANES, "", "PASS", SHARED, ""),
+        (EVEN, 0.9, LANES, "", "FAIL", f"{SHARED}: the profile requires 90%", REMEDY),
+        (EVEN, 0.9, LANES, TOOK, "INCONCLUSIVE", f"{SHARED}: the profile requires 90%, but {TOOK}", QUIET),
+        (HEALTHY, 0.9, FAR_CARD, "", "WARN",
+         f"{WELL}; over network cards that are not nearest to the GPU: GPU 1 by far3",
+         "unset the variables that name devices (UCX_NET_DEVICES, FI_EFA_IFACE), so that the backend chooses"),
+    ],
+)  # fmt: skip
+def test_gpus_are_judged_by_the_one_that_starves_and_by_the_scaling_of_the_profile(
+    rates: list[float], scaling: float | None, lanes: Sequence[GpuPair], took: str, verdict: str, reason: str,
+    remedy: str,
+) -> None:  # fmt: skip
+    assert judged(rates, scaling, lanes, took) == Judgement(Verdict(verdict), reason, remedy)
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
 def test_gpus_of_every_shipped_profile_pass(name: str) -> None:
     machine = load_profile(name).machine
-    assert judged([38e9] * 4, machine.scaling if machine is not None else None)[0] is Verdict.PASS
+    assert judged([38e9] * 4, machine.scaling if machine is not None else None).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
-    ("rates", "scaling", "slow"),
+    ("transports", "astray"),
     [
-        ([39e9, 38e9, 12e9, 39e9], None, "it starves while the others are measured"),
-        ([20e9] * 4, 0.9, "the profile requires 90%"),
+        (("rc_mlx5/near1:1",), ()),
+        (("rc_mlx5/near1:1", "rc_mlx5/also1:1"), ()),
+        (("cuda_ipc/cuda", "rc_mlx5"), ()),
+        (("rc_mlx5/far3:1", "rc_mlx5/near1:1", "ud/far2:1", "rc_mlx5/far3:1"), ("far3", "far2")),
     ],
 )
-def test_slow_gpus_of_a_busy_host_are_inconclusive(rates: list[float], scaling: float | None, slow: str) -> None:
-    verdict, reason = judged(rates, scaling, took="other processes used up to 0.7 of the cores that the links need")
-    assert verdict is Verdict.INCONCLUSIVE
-    assert reason.endswith(f": {slow}, but other processes used up to 0.7 of the cores that the links need")
-    assert judged([39e9] * 4, 0.9, took="other processes used up to 0.7 of …")[0] is Verdict.PASS
-
-
-@pytest.mark.parametrize(
-    ("transports", "ending"),
-    [
-        (("rc_mlx5/near1:1",), ""),
-        (("rc_mlx5/near1:1", "rc_mlx5/also1:1"), ""),
-        (("cuda_ipc/cuda",), ""),
-        (("rc_mlx5/far3:1",), "GPU 1 by far3"),
-    ],
-)
-def test_a_gpu_that_uses_a_far_network_card_is_reported(transports: tuple[str, ...], ending: str) -> None:
-    lanes = [LANES[0], lane(1, transports=transports), *LANES[2:]]
-    verdict, reason = judged([39e9] * 4, 0.9, lanes)
-    assert verdict is (Verdict.WARN if ending else Verdict.PASS)
-    assert reason.endswith(ending)
-    assert f"over {', '.join(transports)}" in judged([39e9, 30e9, 39e9, 39e9], 0.9, lanes)[1]
+def test_a_network_card_is_astray_if_it_is_not_nearest_to_the_gpu_that_uses_it(
+    transports: tuple[str, ...], astray: tuple[str, ...]
+) -> None:
+    pair = lane(1, transports=transports)
+    assert pair.astray == astray
+    assert str(pair) == f"GPU 1 (0000:10:00.0, NUMA node 0) to GPU 2 over {', '.join(transports)}"
 
 
 @pytest.mark.parametrize("near", [None, GpuNics(1, ("near1",), FAR), GpuNics(1, (), SWITCH)], ids=repr)
@@ -238,6 +255,108 @@ def test_a_profile_gives_the_scaling_of_gpus(tmp_path: Path) -> None:
     for text in ('"110%"', '"0.9"', "0.9", '"0%"'):
         with pytest.raises(ValueError, match=r'scaling: .*expected a share such as "90%"'):
             machine(f"scaling = {text}")
+
+
+# The measurements, with doubles of links and workers
+
+
+def sample(bandwidth: float, *transports: str, wrong: str | None = None, contention: float = 0.0) -> Any:
+    return SimpleNamespace(
+        bandwidth=bandwidth, transports=transports, corruption=wrong, contention=(contention,), key="a row"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slow", "wrong", "others", "expected"),
+    [
+        (39e9, None, 0.0, "PASS: {}38 GB/s together, 95% of the sum of each alone; by GPU 0: 19, 1: 19 GB/s; the "
+         "slowest is GPU 0 (0000:00:00.0, NUMA node 0) to GPU 1 over rc/near0:1, with 19 of the 20 GB/s that it moves "
+         "alone"),
+        (39e9, "3 bytes are wrong", 0.0, "CORRUPT: "),
+        (1e9, None, 0.0, "FAIL: "),
+        (1e9, None, 0.9, "INCONCLUSIVE: "),
+    ],
+)  # fmt: skip
+def test_each_link_is_measured_alone_and_then_all_at_once(
+    slow: float, wrong: str | None, others: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest measurement together counts, of which a slow one is repeated."""
+    log: list[tuple[str, int, int]] = []
+
+    def measure(links: Sequence[str], block: int, depth: int) -> list[Any]:
+        log.append(("+".join(links), block, depth))
+        if len(links) == 1:
+            return [sample(20e9)]
+        rates = (19e9, 19e9) if slow > 19e9 else (19e9, slow)
+        return [
+            sample(rate, f"rc/near{number}:1", wrong=wrong if number else None, contention=others)
+            for number, rate in enumerate(rates)
+        ]
+
+    monkeypatch.setattr(gpus_together, "measure_at_once", measure)
+    links: Any = ["first", "second"]
+    seated = [(gpu_lane.initiator, gpu_lane.target) for gpu_lane in LANES[:2]]
+    judgement = measure_gpus("UCX WRITE VRAM:VRAM", links, seated, 4096, 8, 0.9)
+    start = "UCX WRITE VRAM:VRAM of 4KiB, 2 GPUs at once: "
+    assert f"{judgement.verdict}: {judgement.reason}".startswith(expected.format(start))
+    times = 3 if slow < 19e9 else 1
+    assert log == [("first", 4096, 8), ("second", 4096, 8), *[("first+second", 4096, 8)] * times]
+    if wrong:
+        assert judgement.reason.startswith("UCX WRITE VRAM:VRAM")
+        assert f"{seated[1][0]} to GPU 2" in judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("backend", "chosen", "one_host", "with_cards"),
+    [("UCX", "", False, True), ("UCX", "mlx5_0", False, False), ("LIBFABRIC", "", True, False)],
+)
+def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_chosen(
+    backend: str, chosen: str, one_host: bool, with_cards: bool, make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("UCX_NET_DEVICES", chosen)
+    if not chosen:
+        monkeypatch.delenv("UCX_NET_DEVICES")
+    workers = [MagicMock(rank=rank, versions={"host": "a" if one_host else f"node-{rank}"}) for rank in range(2)]
+    hosts = [MagicMock(**{"start.return_value": worker}) for worker in workers]
+    plain = json.loads(json.dumps(HostDevices("a", CARDS, P5.gpu.gpus, "").plain()))
+    cluster: Any = SimpleNamespace(hosts=[*hosts, None], ask={"devices": [plain, plain]}.__getitem__)
+    visible = {0: GPUS[:3], 1: GPUS[4:6]}
+    monkeypatch.setattr(gpus_together, "gpus", lambda worker, memory: visible[worker.rank])
+    judge = MagicMock(side_effect=[Judgement(Verdict.PASS, "first"), Judgement(Verdict.FAIL, "second", "mend it")])
+    monkeypatch.setattr(gpus_together, "measure_gpus", judge)
+    pairs, memory = MagicMock(), MemoryPair("DRAM", "VRAM")
+    rows = (("WRITE", memory), ("READ", memory), ("WRITE", memory), ("WRITE", MemoryPair("DRAM", "DRAM")))
+    links = [RowKey(backend, op, kind, 64) for op, kind in rows]
+    settings = make_settings(blocks=(64, 4096), depth=(1, 8), timeout=7.0, start_timeout=9.0)
+    profile: Any = SimpleNamespace(machine=SimpleNamespace(scaling=0.9))
+    run: Any = SimpleNamespace(links=links)
+    judgement = judge_gpus_together(run, settings, cluster, pairs, profile)
+    assert judgement == Judgement(Verdict.FAIL, "first; second", "mend it")
+    ends = [seats(gpus, P5.gpu.gpus, CARDS) for gpus in visible.values()]
+    numbers = [(0, 1), (1, 0)] if one_host else [(0, 0), (1, 1)]
+    seated = [(ends[0][first], ends[1][second]) for first, second in numbers]
+    variables = [(first.variables(), second.variables()) if with_cards else ({}, {}) for first, second in seated]
+    devices = [DevicePair(*pair) for pair in numbers]
+    assert pairs.between_devices.call_args_list == [
+        call(backend, op, memory, devices, variables=variables) for op in ("WRITE", "READ")
+    ]
+    between = pairs.between_devices.return_value
+    assert judge.mock_calls == [
+        call(f"{backend} {op} DRAM:VRAM", between, seated, 4096, 8, 0.9) for op in ("WRITE", "READ")
+    ]
+    for place, worker in zip(hosts, workers, strict=True):
+        assert place.start.call_args_list == [call("gpus", {}, 7.0, 9.0)] * 2
+        assert worker.kill.call_count == 2
+    visible[1] = GPUS[4:5]
+    judge.side_effect = [Judgement(Verdict.PASS, "")]
+    with pytest.raises(
+        NotApplicableError, match=r"^only one GPU is visible, H100 0000:97:00\.0, but this check needs two"
+    ):
+        judge_gpus_together(run, settings, cluster, pairs, profile)
+    run.links = links[-1:]
+    with pytest.raises(NotApplicableError, match=r"^no GPU memory is requested: --nixl-memory has no VRAM"):
+        judge_gpus_together(run, settings, cluster, pairs, profile)
 
 
 # Real transfers, each pair over a separate network card

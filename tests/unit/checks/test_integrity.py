@@ -23,7 +23,7 @@ def judged(
     requests, remaining = list[tuple[int, int]](), list(answers)
 
     def move_each(block: int, count: int) -> Corruption | None:
-        requests.append((block, count))
+        requests.append((block, len(range(count))))
         return remaining.pop(0) if remaining else None
 
     def key(block: int) -> RowKey:

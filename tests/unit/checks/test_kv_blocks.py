@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from pytest_nixl.checks.kv_cache.blocks import REPEATS, BlockOrder, KvLayout, draw
 
 LAYOUT = KvLayout(tensors=6, blocks=10, block_bytes=64)
+ORDER = BlockOrder.SCATTERED
 
 
 def test_each_descriptor_is_one_block_of_one_tensor() -> None:
@@ -43,25 +46,26 @@ def test_a_draw_names_each_block_at_most_once(count: int, order: BlockOrder, see
 
 @pytest.mark.parametrize("sender", [0, 1])
 def test_a_block_is_sent_to_several_places(sender: int) -> None:
-    drawn = draw(KvLayout(2, 1000, 8), 10, BlockOrder.REPEATED, 5, sender=sender)
+    layout = KvLayout(2, 1000, 8)
+    drawn, scattered = (draw(layout, 10, order, 5, sender=sender) for order in (BlockOrder.REPEATED, ORDER))
     sides = drawn.local.tolist(), drawn.remote.tolist()
     assert len(set(sides[sender])) == 3
     assert sides[sender][0] == sides[sender][REPEATS - 1] != sides[sender][REPEATS]
-    assert len(set(sides[1 - sender])) == 10
+    assert sides[1 - sender] == (scattered.local, scattered.remote)[1 - sender].tolist()
 
 
-def test_both_sides_draw_the_same_blocks_from_the_same_seed() -> None:
-    first, second = (draw(KvLayout(2, 1000, 8), 500, BlockOrder.SCATTERED, 5) for _ in range(2))
+def test_both_hosts_draw_the_same_blocks_from_the_same_seed_and_others_for_each_side() -> None:
+    first, second = (draw(KvLayout(2, 1000, 8), 500, ORDER, 5) for _ in range(2))
     assert np.array_equal(first.local, second.local)
     assert np.array_equal(first.remote, second.remote)
+    assert not np.array_equal(first.local, first.remote)
 
 
-def test_blocks_of_the_two_sides_are_drawn_apart() -> None:
-    drawn = draw(KvLayout(2, 1000, 8), 500, BlockOrder.SCATTERED, 5)
-    assert not np.array_equal(drawn.local, drawn.remote)
-
-
-@pytest.mark.parametrize("count", [0, 11])
-def test_a_request_for_more_blocks_than_there_are_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=rf"^{count} blocks cannot be drawn from a cache of 10$"):
-        draw(LAYOUT, count, BlockOrder.SCATTERED, 1)
+@pytest.mark.parametrize(
+    ("pieces", "count", "most"), [((1, 1), 0, 10), ((1, 1), 11, 10), ((1, 2), 6, 5), ((2, 1), 6, 5)]
+)
+def test_a_request_for_more_blocks_than_there_are_is_refused(pieces: tuple[int, int], count: int, most: int) -> None:
+    layout = replace(LAYOUT, pieces=pieces)
+    assert len(draw(layout, most, ORDER, 1).local) == most
+    with pytest.raises(ValueError, match=rf"^{count} blocks cannot be drawn from a cache of {most}$"):
+        draw(layout, count, ORDER, 1)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, draw
@@ -37,52 +38,60 @@ def moved() -> Iterator[DramBuffer]:
 
 
 MOVES = [(DRAW.remote, DRAW.local)]
+EARLIER = (DRAW.remote, np.array([1, 1, 1], dtype=np.int32))
+FURTHER = [(np.array([0, 7, 2, 11], dtype=np.int32), np.array([3, 9, 5, 1], dtype=np.int32))]
+BLOCK = LAYOUT.block_bytes
 
 
-def test_blocks_that_were_moved_as_drawn_are_right(moved: DramBuffer) -> None:
-    assert compare(moved, LAYOUT, SEED, MOVES) is None
-
-
-def test_one_wrong_byte_is_found_with_tensor_block_and_offset(moved: DramBuffer) -> None:
+def flip(cache: DramBuffer) -> None:
+    """Change one byte of block 7 in tensor 2."""
     place = LAYOUT.offset(2, 7) + 1000
-    [byte] = moved.read(place, 1)
-    moved.write(place, bytes([byte ^ 1]))
-    corruption = compare(moved, LAYOUT, SEED, MOVES)
-    assert corruption == {
-        "wrong_blocks": 1, "wrong_bytes": 1, "tensor": 2, "block": 7, "source": 9, "offset": 1000, "expected": byte,
-        "found": byte ^ 1, "holds": -1, "unchanged": False,
-    }  # fmt: skip
+    cache.write(place, bytes([cache.read(place, 1)[0] ^ 1]))
 
 
-def test_two_exchanged_blocks_are_found_with_the_block_that_each_holds(moved: DramBuffer) -> None:
-    first_offset, second_offset = LAYOUT.offset(1, 0), LAYOUT.offset(1, 7)
-    first, second = moved.read(first_offset, LAYOUT.block_bytes), moved.read(second_offset, LAYOUT.block_bytes)
-    moved.write(first_offset, second)
-    moved.write(second_offset, first)
-    corruption = compare(moved, LAYOUT, SEED, MOVES)
-    assert corruption is not None
-    assert {name: corruption[name] for name in ("wrong_blocks", "tensor", "block", "source", "holds")} == {
-        "wrong_blocks": 2, "tensor": 1, "block": 0, "source": 3, "holds": 9,
-    }  # fmt: skip
+def exchange(cache: DramBuffer) -> None:
+    """Exchange blocks 0 and 7 in tensor 1."""
+    first, second = (LAYOUT.offset(1, block) for block in (0, 7))
+    data = cache.read(first, BLOCK)
+    cache.write(first, cache.read(second, BLOCK))
+    cache.write(second, data)
 
 
-def test_a_block_that_was_not_moved_is_wrong(moved: DramBuffer) -> None:
-    more = [(np.array([0, 7, 2, 11], dtype=np.int32), np.array([3, 9, 5, 1], dtype=np.int32))]
-    corruption = compare(moved, LAYOUT, SEED, more)
-    assert corruption is not None
-    assert (corruption["wrong_blocks"], corruption["block"], corruption["unchanged"]) == (LAYOUT.tensors, 11, True)
+def leave(cache: DramBuffer) -> None:
+    """Change nothing."""
 
 
-def test_a_block_that_was_moved_without_a_request_is_wrong(moved: DramBuffer) -> None:
-    corruption = compare(moved, LAYOUT, SEED, [(DRAW.remote[:2], DRAW.local[:2])])
-    assert corruption is not None
-    assert (corruption["block"], corruption["source"], corruption["holds"]) == (2, -1, 5)
-
-
-def test_the_last_request_that_moved_a_block_counts(moved: DramBuffer) -> None:
-    earlier = (DRAW.remote, np.array([1, 1, 1], dtype=np.int32))
-    assert compare(moved, LAYOUT, SEED, [earlier, *MOVES]) is None
-    assert compare(moved, LAYOUT, SEED, [*MOVES, earlier]) is not None
+@pytest.mark.parametrize(
+    ("fault", "moves", "wrong"),
+    [
+        (leave, MOVES, None),
+        (leave, [EARLIER, *MOVES], None),  # the last request that moved a block counts
+        (leave, [*MOVES, EARLIER], {"wrong_blocks": 12, "tensor": 0, "block": 0, "source": 1, "holds": 3}),
+        (flip, MOVES, {"wrong_blocks": 1, "wrong_bytes": 1, "tensor": 2, "block": 7, "source": 9, "offset": 1000}),
+        (exchange, MOVES, {"wrong_blocks": 2, "tensor": 1, "block": 0, "source": 3, "holds": 9}),
+        # A block that was not moved, and one that was moved without a request.
+        (leave, FURTHER, {"wrong_blocks": 4, "tensor": 0, "block": 11, "source": 1, "offset": 0, "unchanged": True}),
+        (leave, [(DRAW.remote[:2], DRAW.local[:2])],
+         {"wrong_blocks": 4, "tensor": 0, "block": 2, "source": -1, "holds": 5}),
+    ],
+)  # fmt: skip
+def test_blocks_are_right_if_they_were_moved_as_drawn_and_the_first_wrong_one_is_placed(
+    fault: Callable[[DramBuffer], None],
+    moves: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]],
+    wrong: dict[str, Any] | None,
+    moved: DramBuffer,
+) -> None:
+    fault(moved)
+    corruption = compare(moved, LAYOUT, SEED, moves)
+    if wrong is None or corruption is None:
+        assert corruption == wrong
+        return
+    assert (
+        corruption["found"] == moved.read(LAYOUT.offset(wrong["tensor"], wrong["block"]) + corruption["offset"], 1)[0]
+    )
+    assert corruption["expected"] ^ corruption["found"] in ({1} if fault is flip else range(1, 256))
+    placed = {"holds": -1, "unchanged": False, **wrong}
+    assert {name: corruption[name] for name in placed} == placed
 
 
 def test_the_pattern_of_a_cache_is_that_of_other_buffers() -> None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.checks.pattern import check
-from pytest_nixl.checks.pattern.check import PatternLaunches, judge_culprit_of_pattern, pattern_kinds
-from pytest_nixl.checks.pattern.fairness import PatternKind
+from pytest_nixl.checks.pattern.check import PatternLaunches, flow_rows, judge_culprit_of_pattern, pattern_kinds
+from pytest_nixl.checks.pattern.fairness import FlowRow, PatternKind
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.host.system import AvailableMemory
 from pytest_nixl.model.figure import Bound
@@ -40,7 +40,12 @@ def test_a_pattern_is_measured_with_each_backend_memory_and_operation(
     )  # fmt: skip
     run: Any = SimpleNamespace(settings=settings, placement=SimpleNamespace(ranks=1))
     pattern = PatternChoice.parse("incast:3").of(1, size)
-    assert pattern_kinds(run) == [PatternKind(pattern, "UCX", op, HOST, 4) for op in ("WRITE", "READ")]
+    kinds = [PatternKind(pattern, "UCX", op, HOST, 4) for op in ("WRITE", "READ")]
+    assert pattern_kinds(run) == kinds
+    assert flow_rows(run) == [
+        FlowRow(kind, flow, load) for kind in kinds for flow in pattern.flows for load in ("alone", "together")
+    ]
+    assert str(flow_rows(run)[1]) == "UCX-WRITE-DRAM:DRAM-incast-1to0-together"
     run.settings = replace(settings, pattern=None)
     assert pattern_kinds(run) == []
 
@@ -125,20 +130,21 @@ def test_the_buffers_of_all_ranks_of_one_host_must_fit_into_its_memory(
 
 
 @pytest.mark.parametrize(
-    ("changes", "figure", "ends_early"),
+    ("changes", "figures", "ends_early"),
     [
-        ({}, "latency", True),
-        ({}, "pattern-share", False),
-        ({"min_launches": 2}, "latency", False),
-        ({"duration": 0.2}, "latency", False),
+        ({}, ["latency"], True),
+        ({}, ["latency", "pattern-share"], False),
+        ({"min_launches": 2}, ["latency"], False),
+        ({"duration": 0.2}, ["latency"], False),
     ],
     ids=["nothing else", "a bound", "launches to compare", "a long duration"],
 )
 def test_a_pattern_may_end_early_unless_something_else_says_how_long_it_takes(
-    made: Any, make_settings: MakeSettings, changes: dict[str, Any], figure: str, ends_early: bool
+    made: Any, make_settings: MakeSettings, changes: dict[str, Any], figures: list[str], ends_early: bool
 ) -> None:
     found, cluster = made(None, None), cast(Cluster, SimpleNamespace(several=False))
-    PatternLaunches(cluster, make_settings(**changes), [Bound(figure, "the test")]).samples(KIND)
+    bounds = [Bound(figure, "the test") for figure in figures]
+    PatternLaunches(cluster, make_settings(**changes), bounds).samples(KIND)
     assert found[0].clear is (check.is_clear if ends_early else None)
 
 
@@ -162,7 +168,7 @@ def test_a_culprit_is_looked_for_among_three_hosts_with_the_largest_size(
         asked.append(each)
         return SimpleNamespace(hosts=hosts, only=only)
 
-    monkeypatch.setattr(check, "judge_pattern_culprit", lambda found: found)
+    monkeypatch.setattr(check, "judge_pattern_culprit", lambda samples: ("judged", samples))
     given: Any = SimpleNamespace(samples=samples), SimpleNamespace(several=bool(hosts))
     if words:
         with pytest.raises(NotApplicableError, match=words):
@@ -171,6 +177,7 @@ def test_a_culprit_is_looked_for_among_three_hosts_with_the_largest_size(
     judged: Any = judge_culprit_of_pattern(kind, *given)
     assert {flow.size for flow in wanted[0].flows} == {128}
     if has_all:
-        assert (judged, len(asked)) == ("measured before", 1)
+        assert (judged, len(asked)) == (("judged", "measured before"), 1)
     else:
+        assert judged[0] == "judged"
         assert [each.pattern for each in asked] == [kind.pattern, *wanted]

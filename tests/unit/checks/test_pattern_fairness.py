@@ -101,12 +101,15 @@ def test_at_most_three_full_ends_are_named(slowed: set[tuple[int, int]], more: s
         ("DRAM:VRAM", "AACD", "they share the network between, or processors"),
         ("VRAM:VRAM", "ABAB", "they share the network between, or processors"),
         ("VRAM:VRAM", "ABCD", "they share the network between, or processors"),
+        ("VRAM:DRAM", "AABBCCCC", "ranks 0 and 1 share GPU 7, H100 (A) and ranks 2 and 3 share GPU 7, H100 (B), and "),
     ],
 )  # fmt: skip
 def test_processes_that_share_a_gpu_take_turns(memory: str, on: str, why: str) -> None:
-    found = samples("pairs", {(0, 2): (100, 20), (1, 3): (100, 20)})
+    half = len(on) // 2
+    found = samples(f"pairs:{len(on)}", {(rank, rank + half): (100, 20) for rank in range(half)})
     said = slowed_by(on_gpus(found, memory, on))
-    assert said.startswith(f"; no end of 0->2 and 1->3 is full: {why}")
+    flows = {2: "0->2 and 1->3", 4: "0->4, 1->5, 2->6 and 3->7"}[half]
+    assert said.startswith(f"; no end of {flows} is full: {why}")
 
 
 def on_gpus(found: PatternSamples, memory: str, on: str) -> PatternSamples:

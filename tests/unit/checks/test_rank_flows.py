@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from helpers.forked_runs import save_time
 
 from pytest_nixl.checks.pattern import rank_flows
 from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
-from pytest_nixl.checks.pattern.fairness import ALONE, LOADS, TOGETHER, PatternKind, PatternSamples, judge_fairness
+from pytest_nixl.checks.pattern.fairness import ALONE, LOADS, TOGETHER, PatternKind, judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
@@ -29,11 +28,9 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
-from pytest_nixl.processes.worker_process import Pending, Worker
 
 HOST = MemoryPair("DRAM", "DRAM")
 KIB = 1 << 10
@@ -78,51 +75,6 @@ def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, o
             assert samples.bandwidth == pytest.approx(flow.rate(load))
             assert len(samples.contention) == 1
     assert measured.total == pytest.approx(sum(flow.rate(TOGETHER) for flow in measured.flows))
-
-
-@pytest.mark.long
-def test_repetitions_end_when_they_are_clear(connect: Connect) -> None:
-    counts: list[int] = []
-
-    def clear(so_far: PatternSamples) -> bool:
-        counts.append(len(so_far.flows[0].alone))
-        return len(counts) == 2
-
-    measured = connect("incast:3").measure(repeats=4, clear=clear)
-    assert counts == [1, 2]
-    assert {len(flow.windows(load)) for flow in measured.flows for load in LOADS} == {2}
-
-
-@pytest.mark.long
-def test_lost_packets_of_the_two_hosts_of_a_flow_are_counted_while_flows_are_timed(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flows, timed = connect("incast:3"), RankFlows._timed
-    done: list[str] = []
-    calls: list[tuple[Any, ...]] = []
-
-    def time_flows(self: RankFlows, *arguments: Any) -> None:
-        done.append("timed")
-        timed(self, *arguments)
-
-    def compare(*arguments: Any) -> tuple[str, ...]:
-        calls.append(arguments)
-        return tuple(arguments[1])
-
-    monkeypatch.setattr(RankFlows, "_timed", time_flows)
-    # No host of these tests has RDMA.
-    monkeypatch.setattr(rank_flows, "loss_counters", lambda workers, before=None: {name: list(done) for name in "abc"})
-    monkeypatch.setattr(rank_flows, "lossy_devices", compare)
-    monkeypatch.setattr(RankFlows, "_hosts", lambda self: ["a", "b", "c"])
-    measured = flows.measure(repeats=2).flows
-    for flow, (before, after, transports, moved) in zip(measured, calls, strict=True):
-        assert set(before) == {"a", "b", "c"}
-        assert sorted(after) == sorted("abc"[rank] for rank in flow.flow.ranks)
-        assert [*before["a"], *after["a"]] == ["timed", "timed"]
-        assert transports == flow.transports
-        assert moved == flow.flow.size * sum(count for load in LOADS for count, _ in flow.windows(load))
-        for load in LOADS:
-            assert flow.samples(flows._kind.key(flow.flow, load), load).lossy == tuple(after)
 
 
 @pytest.mark.long
@@ -174,34 +126,6 @@ def test_a_flow_whose_bytes_never_arrive_is_corrupt_in_every_byte(
 
 
 @pytest.mark.long
-def test_commands_about_bytes_do_not_grow_with_the_flows_of_a_rank(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, counts = Worker.request, Counter[tuple[int, str]]()
-
-    def count(self: Worker, command: str, **keywords: Any) -> Pending:
-        counts[self.rank, command] += 1
-        return request(self, command, **keywords)
-
-    monkeypatch.setattr(Worker, "request", count)
-    command_counts = []
-    for text in ("incast:3", "incast:4"):
-        counts.clear()
-        assert all(flow.corruption is None for flow in connect(text).measure(repeats=1).flows)
-        command_counts.append({command: counts[0, command] for command in ("fill", "compare")})
-    assert command_counts == [{"fill": 2, "compare": 3}] * 2
-
-
-@pytest.mark.long
-def test_a_rank_that_does_not_compare_all_its_flows_is_named(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = Buffer.compare_parts
-    monkeypatch.setattr(Buffer, "compare_parts", lambda self, parts: compare(self, parts[1:]))
-    with pytest.raises(WorkerError) as error:
-        connect("incast:3").measure(repeats=1)
-    assert error.value.reason == "rank 0 compared 1 of 2 parts of a buffer"
-
-
-@pytest.mark.long
 def test_a_rank_that_ends_is_named_and_the_others_are_ended(connect: Connect) -> None:
     flows = connect("incast:3")
     pid = flows.agents[2].worker.pid
@@ -239,25 +163,6 @@ def test_a_rank_that_is_stopped_is_named_and_the_others_are_ended(connect: Conne
             flows.measure(repeats=1)
     assert "was stopped by a signal" in str(caught.value)
     assert not any(agent.worker.alive for agent in flows.agents)
-
-
-@pytest.mark.long
-# The commands are the same for every pattern; alltoall:3 has more flows.
-@pytest.mark.parametrize("pattern", [pytest.param("incast:3", marks=pytest.mark.whole), "alltoall:3"])
-def test_all_rounds_together_are_one_command_for_each_rank(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
-    flows, sent = connect(pattern), Counter[str]()
-    request = Worker.request
-
-    def counted(self: Worker, command: str, **arguments: Any) -> Pending:
-        sent.update([command])
-        return request(self, command, **arguments)
-
-    monkeypatch.setattr(Worker, "request", counted)
-    flows.measure(repeats=2)
-    # Two verifications, the durations of the windows, and two repeats.
-    assert sent["flows_run"] == sent["flows_report"] == 5 * len(flows.agents)
 
 
 def test_the_keys_of_rows_name_pattern_and_load() -> None:
@@ -420,137 +325,6 @@ def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadl
         setattr(flows, name, value)
     [step] = flows._with_durations([FlowStep("together", [(first, second)], (9.0, 9.0))])
     assert list(step.durations) == pytest.approx([0.1 * window, window])
-
-
-class AskedWorker:
-    """A worker that keeps what it is asked, and answers nothing. It is a double, so that a report can lack a step."""
-
-    def __init__(self, pid: int, host: str) -> None:
-        self.pid, self.versions = pid, {"host": host}
-        self.requests: list[tuple[str, dict[str, Any]]] = []
-
-    def request(self, command: str, **arguments: Any) -> str:
-        self.requests.append((command, arguments))
-        return command
-
-    call = request
-
-
-@pytest.fixture
-def asked_flows(monkeypatch: pytest.MonkeyPatch) -> tuple[RankFlows, list[AskedWorker], list[Any]]:
-    """Flows 1-0 and 2-0 of three ranks, of which the first two share a host; and the reports of the ranks."""
-    kind = PatternKind(PatternChoice.parse("incast:3").of(1, 64), "UCX", "WRITE", HOST, 1)
-    workers = [AskedWorker(10 + rank, host) for rank, host in enumerate("aab")]
-    flows, reports = RankFlows.__new__(RankFlows), list[Any]()
-    vars(flows).update(
-        _kind=kind, _flows=list(kind.pattern.flows), _settings=SimpleNamespace(timeout=60.0), _runs=iter(range(5, 99)),
-        _posts={flow: (kind.initiator(flow), number) for number, flow in enumerate(kind.pattern.flows)},
-        _workers=workers, _ranks=[
-            SimpleNamespace(worker=worker, agent=SimpleNamespace(name=f"agent {rank}", ref=rank), endpoint=rank)
-            for rank, worker in enumerate(workers)
-        ],
-    )  # fmt: skip
-    monkeypatch.setattr(rank_flows, "results", lambda request, **_: reports if request[0] == "flows_report" else None)
-    return flows, workers, reports
-
-
-def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]],
-) -> None:
-    flows, workers, reports = asked_flows
-    first_flow, second_flow = flows._flows
-    reports += [
-        [{"windows": [], "contention": 0.0}, {"windows": [], "contention": 0.5}],
-        [{"windows": [[0, [3], [0.5]]], "contention": 0.0}, None],
-        [None, {"windows": [[1, [4], [0.25]]], "contention": 1.0}],
-    ]
-    steps = flows._run([FlowStep(ALONE, [[first_flow]], (2.0,)), FlowStep(ALONE, [[second_flow]])])
-    assert [measured.windows for measured in steps] == [{first_flow: [(3, 0.5)]}, {second_flow: [(4, 0.25)]}]
-    assert [measured.contention for measured in steps] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
-    runs = [next(sent for command, sent in worker.requests if command == "flows_run") for worker in workers]
-    assert [sent["own"] for sent in runs] == [[11], [10], []]
-    # Of a step, all ranks wait for the first to arrive, and for the last to finish.
-    assert {(sent["timeout"], sent["seconds"]) for sent in runs} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
-    assert [sent["everyone"] for sent in runs] == [
-        {"coordinator": "", "members": ["agent 1", "agent 2"]}, *[{"coordinator": "agent 0", "members": []}] * 2,
-    ]  # fmt: skip
-    # The rank that does not post coordinates a flow that is measured alone.
-    waiting, posting = runs[0]["steps"][0], runs[1]["steps"][0]
-    assert (waiting["flows"], waiting["group"], waiting["busy"]) == ([], {"coordinator": "", "members": ["agent 1"]}, 2)
-    assert (posting["flows"], posting["group"]) == ([0], {"coordinator": "agent 0", "members": []})
-    assert [sent["steps"][1] is None for sent in runs] == [False, True, False]
-    flows._posts[first_flow] = (0, 0)
-    assert flows._parts(FlowStep(ALONE, [[first_flow]]))[1]["group"] == {"coordinator": "", "members": ["agent 0"]}
-
-
-@pytest.mark.parametrize("other", [64, 128])
-def test_the_log_of_each_rank_is_read_once(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch, other: int
-) -> None:
-    """A log tells no transports if the partners of its rank are on its host and on others, as those of rank 0."""
-    flows, workers, _ = asked_flows
-    read: list[str] = []
-    sizes: list[int] = []
-
-    def output(name: str) -> str:
-        read.append(name)
-        return name
-
-    def transports(log: str, op: str, size: int, _: MemoryPair) -> tuple[str, ...]:
-        sizes.append(size)
-        return (f"{op} {size} of {log}",)
-
-    for worker, host in zip(workers, "aba", strict=True):
-        worker.versions = {"host": host}
-        monkeypatch.setattr(worker, "output", partial(output, f"rank {worker.pid - 10}"), raising=False)
-    pair = [Flow(1, 0, 64), Flow(1, 2, other)]
-    vars(flows).update(_flows=[*pair, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
-    assert flows._reported() == {
-        pair[0]: (("WRITE 64 of rank 1",), ""), pair[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
-    }  # fmt: skip
-    assert (read, sizes) == (["rank 1"], [64] if other == 64 else [64, 128])
-
-
-@pytest.mark.parametrize("short", [0, 1, 2])
-def test_a_rank_whose_report_lacks_a_step_is_an_error(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], short: int
-) -> None:
-    flows, _, reports = asked_flows
-    whole = {"windows": [[0, [1], [1.0]], [1, [1], [1.0]]], "contention": 0.0}
-    reports += [[] if rank == short else [whole] for rank in range(3)]
-    with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
-        flows._run([flows._all_flows])
-
-
-def test_every_rank_is_waited_for_and_the_coordinator_only_serves(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flows, waited = asked_flows[0], list[tuple[int, int]]()
-
-    def answers(requests: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
-        waited.append((len(requests), len(serving)))
-        return [[] for _ in requests]
-
-    monkeypatch.setattr(rank_flows, "results", answers)
-    with pytest.raises(WorkerError, match="did not report each step"):
-        flows._run([flows._all_flows])
-    assert waited == [(2, 1), (3, 0)]
-
-
-def test_a_rank_prepares_the_flows_that_it_posts(
-    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flows, workers, _ = asked_flows
-    flows._backend = SimpleNamespace(PLUGIN="UCX")
-    flows._ends = lambda flow, slot: ((flow.source, 64, 0), (flow.target, 64, 0))  # type: ignore[method-assign]
-    monkeypatch.setattr(rank_flows, "results", list)
-    flows._prepare(range(3))
-    posted = [arguments["flows"] for worker in workers for _, arguments in worker.requests]
-    assert posted == [
-        [],
-        [{"number": 0, "partner": "agent 0", "slots": [[[1, 64, 0], [0, 64, 0]]]}],
-        [{"number": 1, "partner": "agent 0", "slots": [[[2, 64, 0], [0, 64, 0]]]}],
-    ]
 
 
 def test_the_workers_of_a_pattern_end_at_the_same_time() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -97,16 +98,29 @@ def test_runs_without_a_failed_pair_or_a_second_rank_have_nothing_to_measure() -
     assert links.measured == []
 
 
-def test_wrong_bytes_win_over_a_pair_that_starves(monkeypatch: pytest.MonkeyPatch) -> None:
-    judgements = [Judgement(Verdict.WARN, "one starves", "look"), Judgement(Verdict.CORRUPT, "3 bytes", "run alone")]
-    remaining = iter(judgements)
-    monkeypatch.setattr(ranks_together, "at_once", lambda *_: next(remaining))
-    run = SimpleNamespace(links=[ROW, replace(ROW, op="READ")])
-    judgement = ranks_together.judge_pairs_together(
-        cast(Run, run), cast(Settings, SimpleNamespace(blocks=[4096], depth=[1])),
-        cast(Cluster, SimpleNamespace(ranks=4)), cast(Launches, SimpleNamespace(together=lambda *_: [])),
+@pytest.mark.parametrize(
+    ("verdicts", "worst"), [("PASS WARN", "WARN"), ("WARN CORRUPT", "CORRUPT"), ("CORRUPT PASS", "CORRUPT")]
+)
+def test_pairs_without_a_common_rank_transfer_at_once_for_each_backend_operation_and_memory(
+    verdicts: str, worst: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong bytes win over a pair that starves; storage has no pairs."""
+    judgements = [Judgement(Verdict(name), f"{name} it is", f"remedy of {name}") for name in verdicts.split()]
+    judged, pairs = MagicMock(side_effect=judgements), MagicMock()
+    monkeypatch.setattr(ranks_together, "at_once", judged)
+    stored = replace(ROW, backend="POSIX", memory=MemoryPair("DRAM", "FILE"))
+    run = cast(Run, SimpleNamespace(links=[ROW, replace(ROW, op="READ"), stored, replace(ROW, pair=(2, 3))]))
+    settings = cast(Settings, SimpleNamespace(blocks=[4096, 64], depth=[1, 8]))
+    judgement = ranks_together.judge_pairs_together(run, settings, cast(Cluster, SimpleNamespace(ranks=5)), pairs)
+    assert judgement == Judgement(
+        Verdict(worst), "; ".join(judgement.reason for judgement in judgements), f"remedy of {worst}",
     )  # fmt: skip
-    assert judgement == Judgement(Verdict.CORRUPT, "one starves; 3 bytes", "run alone")
+    apart = [(0, 2), (1, 3)]
+    assert pairs.together.mock_calls == [call("UCX", op, ROW.memory, apart) for op in ("WRITE", "READ")]
+    links = pairs.together.return_value
+    assert judged.mock_calls == [call(f"UCX {op}", links, 4096, 8) for op in ("WRITE", "READ")]
+    with pytest.raises(NotApplicableError, match=r"^this check needs two pairs without a common rank, and so at least"):
+        ranks_together.judge_pairs_together(run, settings, cast(Cluster, SimpleNamespace(ranks=3)), pairs)
 
 
 class BusyLinks(Links):
@@ -206,18 +220,20 @@ def test_two_ranks_without_floors_are_not_compared() -> None:
     assert judged_ring(BusyLinks(2), Verdict.NO_EXPECTATION, contention=0.6, ranks=2).verdict is Verdict.PASS
 
 
-def test_a_failed_pair_whose_ends_load_leaves_undecided_is_compared_in_turn() -> None:
-    links = BusyLinks(2)
-    judgement = judged(links, (2, 3))
+@pytest.mark.parametrize(
+    ("slow", "does", "healthy"), [(2, "sends", "rank 3 on node-3"), (3, "receives", "rank 2 on node-2")]
+)
+def test_a_failed_pair_whose_ends_load_leaves_undecided_is_compared_in_turn(slow: int, does: str, healthy: str) -> None:
+    judgement = judged(BusyLinks(slow), (2, 3))
     assert judgement.verdict is Verdict.FAIL
     assert "is undecided" in judgement.reason
-    assert "rank 2 on node-2 (what it sends, over tcp/eth0) is the culprit" in judgement.reason
-    assert "rank 3 on node-3 (what it receives" not in judgement.reason
+    assert f"rank {slow} on node-{slow} (what it {does}, over tcp/eth0) is the culprit" in judgement.reason
+    assert f"{healthy} (what it" not in judgement.reason
 
 
 def test_a_rank_that_failed_again_is_named_though_the_other_end_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     links = BusyLinks(2)
-    monkeypatch.setattr(links, "judge", lambda made: Judgement(
-        Verdict.FAIL if 2 in made.ranks else Verdict.INCONCLUSIVE, "again"))  # fmt: skip
+    monkeypatch.setattr(links, "judge", lambda judgements: Judgement(
+        Verdict.FAIL if 2 in judgements.ranks else Verdict.INCONCLUSIVE, "again"))  # fmt: skip
     assert judged(links, (2, 3)).verdict is Verdict.FAIL
     assert len(links.measured) == 2

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run, undisturbed
@@ -15,7 +14,6 @@ from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run, undistur
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS, RawPair
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -185,32 +183,6 @@ def test_a_failed_raw_tool_does_not_decide_about_nixl(tmp_path: Path, more: str,
 def pair() -> Iterator[RawPair]:
     with RawPair(UCX_PERFTEST, (LocalHost(supervisor()), LocalHost(supervisor(), 1)), "127.0.0.1", 60) as raw_pair:
         yield raw_pair
-
-
-def test_a_port_in_use_is_avoided(pair: RawPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in takes the free port before the server can use it."""
-    with pair.server.start(["-p", str(port := pair.server.worker.call("free_port"))]) as first:
-        assert first.wait_for("Waiting", 60)
-        assert first.listens(port)
-        call, ports = pair.server.worker.call, iter([port])
-
-        def record_request(command: str, **arguments: Any) -> Any:
-            return next(ports, None) or call(command) if command == "free_port" else call(command, **arguments)
-
-        monkeypatch.setattr(pair.server.worker, "call", record_request)
-        monkeypatch.setenv("UCX_TLS", "tcp")
-        assert pair.measure(WRITE, 1e8).value > 0
-
-
-def test_a_server_that_does_not_start_is_reported(tmp_path: Path) -> None:
-    script = tmp_path / "ucx_perftest"
-    script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
-    script.chmod(0o755)
-    places = LocalHost(supervisor()), LocalHost(supervisor(), 1, own=own_variables({"ucx_perftest": str(script)}))
-    with RawPair(UCX_PERFTEST, places, "127.0.0.1", 60) as raw_pair:
-        with pytest.raises(ToolError, match=r"ucx_perftest of rank 1 on \S+ ended with exit code 7") as caught:
-            raw_pair.measure(WRITE, 1e8)
-    assert "  | no such device" in caught.value.detail
 
 
 def test_a_client_that_cannot_reach_the_server_is_reported(pair: RawPair) -> None:
