@@ -398,7 +398,7 @@ class DoubledAgents:
 
 
 def regions(memory: str, size: int) -> list[list[object]]:
-    return [[memory, at * REGION, size, int(memory == "DRAM")] for at in range(4)]
+    return [[memory, at * 65536, size, int(memory == "DRAM")] for at in range(4)]
 
 
 def test_what_agents_are_made_to_do_is_known(tmp_path: Path) -> None:
@@ -415,14 +415,22 @@ def test_what_agents_are_made_to_do_is_known(tmp_path: Path) -> None:
         **registered, "agent_tx_bytes": 800, "agent_tx_requests_num": 2, "agent_rx_bytes": 80,
         "agent_rx_requests_num": 2, "agent_xfer_time": 10, "agent_xfer_post_time": 6, "agent_err_not_found": 1,
     }), 4, 15.0)  # fmt: skip
-    assert pair.time_transfers("READ", 25, 5) == [1.0, 2.5]
+    assert pair.time_transfers("READ", 30, 5) == [1.0, 2.5]
     write = {"op": "WRITE", "peer": TARGET, "local": regions("DRAM", 100), "remote": regions("VRAM", 100)}
     assert agents.runs[0] == ("move", {"count": 2, "timeout": 30.0, **write})
+    assert agents.runs[2][1]["op"] == "WRITE"
     assert agents.runs[2][1]["peer"] not in (TARGET, INITIATOR)
     read = {"op": "READ", "local": regions("DRAM", 5), "remote": regions("VRAM", 5)}
-    assert agents.runs[3] == ("time_transfers", {**write, **read, "count": 25, "warmup": 2, "timeout": 30.0})
+    assert agents.runs[3] == ("time_transfers", {**write, **read, "count": 30, "warmup": 3, "timeout": 30.0})
     cast(MagicMock, pair.initiator.add_remote_agent).assert_called_once_with(pair.target.get_agent_metadata())
-    agents.answers = {"fail": {"raised": "", "state": "DONE"}}
+    agents.answers = {
+        "fail": {"raised": "", "state": "DONE"},
+        "move": [{**moved[0], "took": -1}],
+        "time_transfers": [-1],
+    }
+    for ask in (lambda: pair.move("READ", count=1, size=1), lambda: pair.time_transfers("READ", 1, 1)):
+        with pytest.raises(StrictError):
+            ask()
     with pytest.raises(WorkerError, match="NIXL answered DONE to a transfer to an unknown agent"):
         pair.ask_an_unknown_agent()
 

@@ -98,8 +98,8 @@ class SharingAgents:
     def start(self, name: str, *, environment: dict[str, str | None], progress_thread: bool) -> Any:
         self.environments.append(environment)
         if name in self.refused:
-            raise WorkerError("x" * 400)
-        output = "one\nport 1 could not be bound\nthree"
+            raise WorkerError("\a" + "x" * 400)
+        output = "one\n\aport 1 could not be bound\nthree"
         return SimpleNamespace(worker=SimpleNamespace(pid=len(self.environments), output=lambda: output))
 
 
@@ -113,11 +113,11 @@ def test_two_agents_share_a_port_and_those_that_are_not_measured_are_returned(
         monkeypatch.setattr(shared_port, "free_ports", lambda count: [port])
         agents = SharingAgents()
         unread = f"http://127.0.0.1:{port}/metrics has no metrics of agent {NAMES[0]}: it has those of {NAMES[1]}"
-        first = UnmeasuredProcess(NAMES[0], 1, port, unread, holder, "port 1 could not be bound")
+        first = UnmeasuredProcess(NAMES[0], 1, port, unread, holder, "\\x07port 1 could not be bound")
         assert share_port(cast(Any, agents), port if deployed else None) == [first]
         sink = TelemetrySink(PROMETHEUS, Path(), dict.fromkeys(NAMES, port))
         assert agents.environments == ([{}, {}] if deployed else [sink.variables(name) for name in NAMES])
-        second = UnmeasuredProcess(NAMES[1], 0, port, "", holder, "x" * 300)
+        second = UnmeasuredProcess(NAMES[1], 0, port, "", holder, "\\x07" + "x" * 299)
         assert share_port(cast(Any, SharingAgents(NAMES[1])), port) == [first, second]
 
 
