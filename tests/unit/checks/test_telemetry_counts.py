@@ -211,6 +211,7 @@ class TestEventBuffer:
         counts = read_event_buffer(buffer((0, 4096), (0, 10), (2, 1), (17, 1), start=6))
         expected = {"agent_tx_bytes": 4106, "agent_tx_requests_num": 1, "agent_err_remote_disconnect": 1}
         assert counts == {**dict.fromkeys(EVENTS, 0), **expected}
+        assert read_event_buffer(buffer(start=3)) == dict.fromkeys(EVENTS, 0), "there was no event"
 
     def test_another_version_is_not_applicable(self) -> None:
         with pytest.raises(NotApplicableError, match="writes version 1 of the event buffer: pytest-nixl reads 4"):
@@ -258,6 +259,10 @@ class TestSink:
         enabled = {"ENABLE": "y", "RUN_INTERVAL": "50"} if exporter != NO_EXPORTER else {}
         given = {f"NIXL_TELEMETRY_{name}": value for name, value in (variables | enabled).items()}
         assert sink.variables("a") == {**dict.fromkeys(VARIABLES), **given}
+        assert " ".join(name.removeprefix("NIXL_TELEMETRY_") for name in VARIABLES) == (
+            "ENABLE EXPORTER DIR MULTIPROC_DIR PROMETHEUS_PORT PROMETHEUS_LOCAL ENABLED_METRICS BUFFER_SIZE "
+            "RUN_INTERVAL HISTOGRAM_BUCKETS_US"
+        )
         assert (sink.place("a"), sink.spelled("agent_x")) == (place, spelled)
 
     def test_what_cannot_be_read_is_one_sentence(self, tmp_path: Path) -> None:
@@ -266,6 +271,8 @@ class TestSink:
         for name, reason in reasons.items():
             with pytest.raises(UnreadableTelemetryError, match=f"^{tmp_path}/{name} {reason}"):
                 TelemetrySink(BUFFER, tmp_path).counts(name)
+        with pytest.raises(UnreadableTelemetryError, match=r"^http://127\.0\.0\.1:1/metrics cannot be read: "):
+            TelemetrySink(PROMETHEUS, tmp_path, {"a": 1}).counts("a")
         with metrics_server(lambda: b'agent_tx_bytes_total{agent_name="b"} 1\nother 1\n') as port:
             with pytest.raises(UnreadableTelemetryError, match=r"has no metrics of agent a: it has those of b$"):
                 TelemetrySink(PROMETHEUS, tmp_path, {"a": port}).counts("a")
