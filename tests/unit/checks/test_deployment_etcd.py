@@ -32,8 +32,8 @@ from pytest_nixl.checks.deployment_etcd.deployment import (
     plain,
     survey_deployment,
 )
-from pytest_nixl.checks.deployment_etcd.groups import KnownGroups, nixlbench_groups
-from pytest_nixl.checks.deployment_etcd.key_survey import AgentMetadata, SurveyedKey, read_metadata
+from pytest_nixl.checks.deployment_etcd.groups import KnownGroups, nixlbench_groups, own_groups
+from pytest_nixl.checks.deployment_etcd.key_survey import AgentMetadata, SurveyedKey, pages, read_metadata
 from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem, quoted
 from pytest_nixl.checks.deployment_etcd.server_state import EtcdState, describe_state, judge_state, read_state
 from pytest_nixl.core.strict import escape
@@ -41,7 +41,7 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import START_MEMBERS, EtcdError
 from pytest_nixl.etcd.maintenance import Alarm, ListedMember, MemberStatus
-from pytest_nixl.etcd.transaction import REQUEST_LIMIT, none_leased, put, txn
+from pytest_nixl.etcd.transaction import REQUEST_LIMIT, KeyPage, KeyValue, none_leased, put, txn
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -227,6 +227,7 @@ NO_NIXL = "'nixlSerDes|', so it is not metadata of NIXL"
         (b"x" * 100, AgentMetadata(f"it does not begin with {NO_NIXL}")),
         (b"nixlSerDes|Agent" + bytes(8) + b"|", AgentMetadata(f"{BEYOND} 25")),
         (b"nixlSerDes|Agent" + bytes(8) + b"|other tag|", AgentMetadata("it does not begin with the name of an agent")),
+        (b"nixlSerDes|Ag", AgentMetadata(f"{BEYOND} 13")),
         (b"nixlSerDes|Anybody", AgentMetadata("it does not begin with the name of an agent")),
         (b"nixlSerDes|" + field(b"Agent", b"a\xff") + b"another field|", AgentMetadata("", "a\udcff")),
         (metadata("a")[:-1] + b"?", AgentMetadata("it is truncated: no '|' follows its last field, at byte 290", "a",
@@ -424,6 +425,19 @@ def test_a_group_of_nixlbench_that_may_live_is_not_dead(
     assert [item.sentence[: len(problem)] for item in groups.problems] == ([problem] if problem else [])
 
 
+@pytest.mark.parametrize(
+    ("keys", "living"),
+    [
+        ([key("/pytest-nixl/groups/g/a", lease=1), key("/pytest-nixl/groups/g/b")], 1),
+        ([key("/pytest-nixl/groups/g/a"), key("/pytest-nixl/groups/g/members/x")], 1),
+        ([key("/pytest-nixl/groups/g/a"), key("/pytest-nixl/groups/g/members-of-others")], 0),
+    ],
+)
+def test_a_group_of_pytest_nixl_lives_while_a_member_or_a_lease_is_there(keys: list[SurveyedKey], living: int) -> None:
+    groups = own_groups(keys, "cmd")
+    assert (groups.living, [dead.keys for dead in groups.dead]) == (living, [] if living else [tuple(keys)])
+
+
 def status(member: int, **changes: Any) -> MemberStatus:
     return replace(MemberStatus(1, member, "3.6.1", 10, 4, 100, 60, None, False), **changes)
 
@@ -514,9 +528,9 @@ def test_a_long_report_is_cut_unless_all_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("keys", "silent", "line"),
     [
-        ([key("/n/a/", 90, version=5), key("/n/a/m", 99, version=2)], {},
-         "m; 200 bytes; last written at revision 99, 0 revisions before the newest; written 5 times; address not "
-         "readable"),
+        ([key("/n/a/", 90, version=5), *(key(f"/n/a/{label}", 99, version=2, size=25) for label in "mnop")], {},
+         "m, n, o, p; 200 bytes; last written at revision 99, 0 revisions before the newest; written 5 times; address "
+         "not readable"),
         ([key(f"/n/a/{label}", 100, size=None, lease=1) for label in ("one", "two", "three", "four", "five", "six")],
          {}, "one, two, three, four, 2 more; size not read; last written at revision 100, 0 revisions before the "
          "newest; written 1 time, with a lease; address not readable"),
@@ -660,6 +674,27 @@ class TestServer:
             "its quota is unknown: it serves no /metrics at this address, and reports it only from 3.6 on",
         )
         assert read(each_status=lambda: {"http://e2:1": status(12)}).quota == 500
+
+
+@pytest.mark.parametrize(
+    ("size", "keys_only", "limits"),
+    [(10, False, [16, 64, 256, 1000, 1000]), ((1 << 20) - 99, False, [16, 4, 4, 4]), (3 << 21, False, [16, 1, 1]),
+     (10, True, [1000, 1000]), (0, False, [16, 2, 8, 32])],
+)  # fmt: skip
+def test_pages_grow_while_their_values_are_small(size: int, keys_only: bool, limits: list[int]) -> None:
+    """The etcd is a double, because it needs values of gigabytes; without a size, its first answer is too late."""
+    asked: list[int] = []
+
+    def page(prefix: str, *, after: str, limit: int, keys_only: bool) -> KeyPage:
+        asked.append(limit)
+        if not size and len(asked) == 1:
+            raise EtcdError("it is late", cause="timeout")
+        items = (KeyValue(f"/{len(asked)}{at:04}", bytes(size), 1, 1, 1) for at in range(limit))
+        return KeyPage(tuple(items), len(asked) < len(limits), 1)
+
+    client = cast("EtcdClient", SimpleNamespace(page=page))
+    assert len(list(pages(client, "/", keys_only=keys_only))) == len(limits) - (not size)
+    assert asked == limits
 
 
 def test_a_page_that_is_too_large_is_read_in_smaller_ones_and_values_beyond_the_limit_are_not_judged(
