@@ -411,7 +411,7 @@ STALE = "of the {} ranks that registered in nixlbench's group 'g', {} lost the l
         ({"/rank/1234567": (0, b""), "/size": (0, b"1234567")}, 0, "xferbench/g//size of nixlbench's group 'g' is not "
          "a number of ranks: every process that joins it ends", ""),
         ({"/rank/0": (7, b""), "/size": (0, b"2 ")}, 1, "xferbench/g//size of nixlbench's group 'g' is not a", ""),
-        ({"/barrier/1": (0, b"")}, 0, "", "nixlbench's group 'g' has 1 key under xferbench/g/, but neither size nor "
+        ({"/barrier/1": (0, b""), "/rank/": (0, b"")}, 0, "", "nixlbench's group 'g' has 2 keys under xferbench/g/, but neither size nor "
          "ranks, so that nothing tells whose they are; if no process of this group runs, `etcdctl del --prefix -- "
          "xferbench/g/`"),
     ],
@@ -551,7 +551,9 @@ def test_the_line_of_an_agent_has_its_keys_writes_and_addresses(
 
 def test_json_has_all_that_is_known() -> None:
     address = ("192.0.2.1", 9)
-    agent = PublishedAgent("/n", "\x07", (key("/n/\x07/m", 4, metadata=AgentMetadata("", "a", (), (address,))),))
+    agent = PublishedAgent("/n", "\x07", tuple(
+        key(f"/n/\x07/{label}", 4, metadata=AgentMetadata("", "a", (), (address,))) for label in ("m", "n")
+    ))  # fmt: skip
     problem = EtcdProblem("kind", "sentence", "remedy", ("/n/\udcff",), "FINDING")
     deployment = deployment_of(agent, silent={address: "off"}, problems=(problem,), notes=("a note",))
     assert plain(deployment) == {
@@ -566,8 +568,8 @@ def test_json_has_all_that_is_known() -> None:
             "alarms": [], "quota": 1 << 30, "leader_changes": 3, "compacted": 7,
         },
         "agents": [
-            {"namespace": "/n", "name": "\\x07", "key": "/n/\\x07/", "key_base64": "L24vBy8=", "labels": ["m"],
-             "size": 100, "written": 4, "lease": False,
+            {"namespace": "/n", "name": "\\x07", "key": "/n/\\x07/", "key_base64": "L24vBy8=", "labels": ["m", "n"],
+             "size": 200, "written": 4, "lease": False,
              "addresses": [{"host": "192.0.2.1", "port": 9, "silent": "off"}]},
         ],
         "groups": {"nixlbench": {"living": 0, "dead": []}, "pytest-nixl": {"living": 2, "dead": ["/p/\\x07/"]}},
