@@ -411,9 +411,9 @@ STALE = "of the {} ranks that registered in nixlbench's group 'g', {} lost the l
         ({"/rank/1234567": (0, b""), "/size": (0, b"1234567")}, 0, "xferbench/g//size of nixlbench's group 'g' is not "
          "a number of ranks: every process that joins it ends", ""),
         ({"/rank/0": (7, b""), "/size": (0, b"2 ")}, 1, "xferbench/g//size of nixlbench's group 'g' is not a", ""),
-        ({"/barrier/1": (0, b""), "/rank/": (0, b"")}, 0, "", "nixlbench's group 'g' has 2 keys under xferbench/g/, but "
-         "neither size nor ranks, so that nothing tells whose they are; if no process of this group runs, `etcdctl del "
-         "--prefix -- xferbench/g/`"),
+        ({"/barrier/1": (0, b""), "/rank/": (0, b"")}, 0, "", "nixlbench's group 'g' has 2 keys under xferbench/g/, "
+         "but neither size nor ranks, so that nothing tells whose they are; if no process of this group runs, `etcdctl "
+         "del --prefix -- xferbench/g/`"),
     ],
 )  # fmt: skip
 def test_a_group_of_nixlbench_that_may_live_is_not_dead(
