@@ -87,13 +87,14 @@ WRONG = {"wrong_bytes": 1, "total_bytes": 8, "offset": 3, "expected": 1, "found"
         ([WRITE, replace(FILE, used="POSIX")],
          Judgement(Verdict.PASS, "an agent with UCX and POSIX: DRAM:DRAM by UCX over tcp+cma; DRAM:FILE by POSIX")),
         ([WRITE, FILE], Judgement(
-            Verdict.FAIL, "an agent with UCX and POSIX: NIXL uses UCX for a transfer DRAM:FILE for which POSIX was chosen",
+            Verdict.FAIL, "an agent with UCX and POSIX: NIXL uses UCX for a transfer DRAM:FILE for which POSIX "
+            "was chosen",
             "Report it at https://github.com/ai-dynamo/nixl/issues with NIXL's release; until it is fixed, create one "
             "agent for each backend.")),
         # Wrong bytes count before a wrong backend.
         ([FILE, replace(WRITE, wrong=WRONG)], Judgement(
-            Verdict.CORRUPT, "an agent with POSIX and UCX: 1 of 8 bytes of DRAM:DRAM by UCX over tcp+cma are wrong, the "
-            "first at offset 3: expected 0x01, found 0x02",
+            Verdict.CORRUPT, "an agent with POSIX and UCX: 1 of 8 bytes of DRAM:DRAM by UCX over tcp+cma are wrong, "
+            "the first at offset 3: expected 0x01, found 0x02",
             "Do not use an agent with POSIX and UCX: create one agent for each backend, and keep the workers' logs.")),
     ],
 )  # fmt: skip
