@@ -37,6 +37,7 @@ from pytest_nixl.nixl.worker import nixl_api
 SECONDS = {
     "register_memory": 2.0, "deregister_memory": 3.0, "get_agent_metadata": 5.0, "add_remote_agent": 7.0,
     "make_connection": 11.0, "transfer": 13.0, "check_xfer_state": 17.0, "send_notif": 0.25,
+    "get_new_notifs": 0.25, "remove_remote_agent": 19.0,
 }  # fmt: skip
 TICK = 1 / 1024
 
@@ -211,10 +212,10 @@ def test_single_notifications_and_then_a_burst_are_answered(monkeypatch: pytest.
 
 def test_round_trips_end_after_their_time_or_number_and_are_ten_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [{"p": [b"answer"]}] * 100
-    for single, seconds, count in ((3, 60.0, 3), (50, 0.0, 10), (50, 4.0, 16), (50, 60.0, 50)):
+    for single, seconds, count in ((3, 60.0, 3), (50, 0.0, 10), (50, 8.0, 16), (50, 60.0, 50)):
         agent = ClockedAgent(monkeypatch, get_new_notifs=answers)
         timings = worker.notify(agent, peer="p", single=single, seconds=seconds, burst=4, timeout=60)
-        assert timings == {"round_trips": [0.25 + TICK] * count, "burst": 1.0 + TICK}
+        assert timings == {"round_trips": [0.5 + TICK] * count, "burst": 1.25 + TICK}
         assert agent.named("send_notif") == [("p", b"question")] * count + [("p", b"one of many")] * 4
 
 
@@ -242,10 +243,10 @@ def test_each_agent_that_is_created_is_timed(monkeypatch: pytest.MonkeyPatch, ba
     def make(name: str, *, progress_thread: bool) -> Any:
         created.append((name, progress_thread))
         agent.now += 4.0
-        return SimpleNamespace(create_backend=lambda plugin: created.append((plugin, True)))
+        return SimpleNamespace(create_backend=lambda plugin: created.append((plugin, agent.wait(8.0) > 0)))
 
     monkeypatch.setattr(nixl_api, "make_agent", make)
-    assert worker.create_agents(agent, backend=backend, count=2, progress_thread=False) == [4.0 + TICK] * 2
+    assert worker.create_agents(agent, backend=backend, count=2, progress_thread=False) == [12.0 + TICK] * 2
     assert created == [("clocked-0", False), (backend, True), ("clocked-1", False), (backend, True)]
 
 
@@ -325,6 +326,9 @@ def test_each_figure_is_the_median_of_what_an_agent_is_asked_for(
     assert [[call.args for call in calls] for calls in added] == (
         [[(b"metadata of other",)], [(b"metadata of first",)]] if meets else [[], []]
     )
+    if "connect" in answers.get("connect_and_write", ()):
+        registered = [agent.register.call_args.args[0].descriptor() for agent in pair.agents]
+        assert registered == [(0, 65536, 0), (1, 65536, 0)]
 
 
 def test_a_backend_that_shakes_hands_is_loaded_once_and_needs_a_progress_thread() -> None:
@@ -381,6 +385,7 @@ def test_regions_are_those_of_an_engine_and_fit_into_memory(monkeypatch: pytest.
         memory = None if free is None else SimpleNamespace(size=free)
         monkeypatch.setattr(check, "available_memory", lambda root, memory=memory: memory)
         assert sizes_that_fit((1, 100, 101)) == fitting
+    assert [size >> 20 for size in (*check.SIZES, *check.EXTENDED_SIZES)] == [1, 64, 256, 1024]
 
 
 REFUSED = "E1122 nixl_etcd_metadata_backend.cpp:126] Failed to store metadata in etcd: etcdserver: request is too large"
