@@ -257,7 +257,7 @@ class PairOfAgents:
     """
 
     def __init__(self, backend: str, answers: Mapping[str, Any]) -> None:
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, str, dict[str, Any]]] = []
         self.answers = answers
         self.agents = [self._agent(name, place) for place, name in enumerate(("first", "other"))]
         self.path = ControlPath(backend, self.agents[0], self.agents[1], 5.0)
@@ -265,7 +265,7 @@ class PairOfAgents:
     def _agent(self, name: str, place: int) -> Any:
         def request(command: str, *, seconds: float, agent: str, function: str, arguments: dict[str, Any]) -> Any:
             assert (command, seconds, agent) == ("run", 10.0, f"ref of {name}")
-            self.asked.append((name, function.partition("worker:")[2], arguments))
+            self.requests.append((name, function.partition("worker:")[2], arguments))
             answer = self.answers.get(function.partition(":")[2])
             return MagicMock(result=answer if callable(answer) else lambda: answer)
 
@@ -288,7 +288,7 @@ def figure(name: str, value: float, rounds: tuple[float, ...] = (), **labels: ob
 
 
 @pytest.mark.parametrize(
-    ("measure", "answers", "figures", "asked"),
+    ("measure", "answers", "figures", "requests"),
     [
         (lambda path: path.creation(), {"create_agents": [3.0, 1.0, 2.0]},
          [figure("agent-creation", 2.0, (3.0, 1.0, 2.0))],
@@ -316,12 +316,12 @@ def figure(name: str, value: float, rounds: tuple[float, ...] = (), **labels: ob
 )  # fmt: skip
 def test_each_figure_is_the_median_of_what_an_agent_is_asked_for(
     measure: Callable[[ControlPath], tuple[Figure, ...]], answers: Mapping[str, Any], figures: list[Figure],
-    asked: list[tuple[str, str, dict[str, Any]]],
+    requests: list[tuple[str, str, dict[str, Any]]],
 ) -> None:  # fmt: skip
     pair = PairOfAgents("UCX", answers)
     assert measure(pair.path) == tuple(figures)
-    assert pair.asked == asked
-    meets = "answer" in (function for _, function, _ in asked)
+    assert pair.requests == requests
+    meets = "answer" in (function for _, function, _ in requests)
     added = [agent.add_remote_agent.call_args_list for agent in pair.agents]
     assert [[call.args for call in calls] for calls in added] == (
         [[(b"metadata of other",)], [(b"metadata of first",)]] if meets else [[], []]
@@ -335,8 +335,8 @@ def test_a_backend_that_shakes_hands_is_loaded_once_and_needs_a_progress_thread(
     pair = PairOfAgents("LIBFABRIC", {"create_agents": [1.0], "export": EXPORTED, "load": [1.0]})
     pair.path.creation()
     pair.path.metadata(1)
-    assert pair.asked[0][2]["progress_thread"] is True
-    assert pair.asked[2][2]["repeats"] == 1
+    assert pair.requests[0][2]["progress_thread"] is True
+    assert pair.requests[2][2]["repeats"] == 1
     for agent in (0, 1):
         assert pair.path.healthy
         pair.agents[agent].worker.alive = False
@@ -363,7 +363,7 @@ def test_what_becomes_slower_is_measured_again_and_the_lesser_growth_counts(
     turns, names = iter(slopes), ("registration", "deregistration")
     pair = PairOfAgents("UCX", {"accumulate": lambda: dict(zip(names, map(rounds, next(turns)), strict=True))})
     judged = judge_path_growth(pair.path)
-    assert pair.asked == [("first", "accumulate", {"count": 16, "repeats": 64, "rounds": 5})] * len(slopes)
+    assert pair.requests == [("first", "accumulate", {"count": 16, "repeats": 64, "rounds": 5})] * len(slopes)
     assert re.findall(r"(?:^|; )(\w+) (does not|becomes) ", judged.reason) == reasons
     fails = reasons[0][1] == "becomes"
     assert (judged.verdict, bool(judged.remedy)) == (Verdict.FAIL if fails else Verdict.PASS, fails)
@@ -374,7 +374,7 @@ def test_agents_are_found_and_regions_kept_in_the_worker_of_an_agent() -> None:
     owners = [cast(NixlAgent, SimpleNamespace(name=name)) for name in ("a", "b")]
     assert find_all(pair.agents[0], owners, 7.0) == ["b"]
     assert register_regions(pair.agents[1], 9) == b"metadata of other"
-    assert pair.asked == [("first", "find", {"names": ["a", "b"], "timeout": 7.0}),
+    assert pair.requests == [("first", "find", {"names": ["a", "b"], "timeout": 7.0}),
                           ("other", "keep_registered", {"count": 9})]  # fmt: skip
 
 

@@ -685,18 +685,18 @@ class TestServer:
 )  # fmt: skip
 def test_pages_grow_while_their_values_are_small(size: int, keys_only: bool, limits: list[int]) -> None:
     """The etcd is a double, because it needs values of gigabytes; without a size, its first answer is too late."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def page(prefix: str, *, after: str, limit: int, keys_only: bool) -> KeyPage:
-        asked.append(limit)
-        if not size and len(asked) == 1:
+        requested.append(limit)
+        if not size and len(requested) == 1:
             raise EtcdError("it is late", cause="timeout")
-        items = (KeyValue(f"/{len(asked)}{at:04}", bytes(size), 1, 1, 1) for at in range(limit))
-        return KeyPage(tuple(items), len(asked) < len(limits), 1)
+        items = (KeyValue(f"/{len(requested)}{at:04}", bytes(size), 1, 1, 1) for at in range(limit))
+        return KeyPage(tuple(items), len(requested) < len(limits), 1)
 
     client = cast("EtcdClient", SimpleNamespace(page=page))
     assert len(list(pages(client, "/", keys_only=keys_only))) == len(limits) - (not size)
-    assert asked == limits
+    assert requested == limits
 
 
 def test_a_page_that_is_too_large_is_read_in_smaller_ones_and_values_beyond_the_limit_are_not_judged(

@@ -208,8 +208,8 @@ def test_what_changes_after_the_look_is_kept(
     ]
     dead = [key for number, keys in enumerate(DEAD.values()) for key in keys if number != place]
     assert everything(client) == {key: value for key, value in stored[0].items() if key not in dead}
-    kept = dict.fromkeys(DEAD[OWNERS[place]], False) if late else {}
-    assert removed(file) == {**dict.fromkeys(dead, True), **kept}
+    unremoved = dict.fromkeys(DEAD[OWNERS[place]], False) if late else {}
+    assert removed(file) == {**dict.fromkeys(dead, True), **unremoved}
 
 
 @pytest.mark.parametrize("leased", [False, True])
@@ -270,10 +270,10 @@ def test_a_living_group_of_pytest_nixl_is_kept(client: EtcdClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "known"), [("timeout", None), ("closed", None), ("no-leader", None), ("refused", False)]
+    ("cause", "noted"), [("timeout", None), ("closed", None), ("no-leader", None), ("refused", False)]
 )
 def test_an_etcd_that_goes_while_keys_are_removed_leaves_a_record(
-    client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, known: bool | None
+    client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, noted: bool | None
 ) -> None:
     plant(client)
     plan = plan_removal(survey_deployment(client, NAMESPACE), ["gone"])
@@ -286,7 +286,7 @@ def test_an_etcd_that_goes_while_keys_are_removed_leaves_a_record(
     monkeypatch.setattr(client, "transaction", fail)  # a double: the answer of a transaction is lost
     with suppress(EtcdError):
         list(remove(client, plan, RemovalRecord(file, client.endpoints, plan.revision)))
-    assert removed(file) == {**dict.fromkeys(DEAD_KEYS, False), DEAD_KEYS[0]: known}
+    assert removed(file) == {**dict.fromkeys(DEAD_KEYS, False), DEAD_KEYS[0]: noted}
 
 
 def test_more_bytes_than_a_record_holds_are_refused(tmp_path: Path) -> None:

@@ -270,25 +270,25 @@ def test_each_text_is_tried_by_an_agent_and_judged(
 
     monkeypatch.setattr(trial, "LocalHost", Host)
     monkeypatch.setattr(trial, "NixlAgent", SimpleNamespace(within=within))
-    given: Any = (SimpleNamespace(get=get), make_settings(), None)
+    arguments: Any = (SimpleNamespace(get=get), make_settings(), None)
     texts = ["10.0.0.1:1", "10.0.0.1:2", "h", ""]
-    trials = list(try_texts(dict.fromkeys(texts, INVALID), *given, namespace="/conformance"))
+    trials = list(try_texts(dict.fromkeys(texts, INVALID), *arguments, namespace="/conformance"))
     assert [(tried.text, tried.outcome, tried.message) for tried in trials] == [
         (texts[0], PUBLISHES, ""), (texts[1], UNREACHED, "it is silent"), (texts[2], INVALID, INVALID_URI),
         (texts[3], NO_AGENT, "no agent"),
     ]  # fmt: skip
     assert workers == [["killed"]]
-    assert judge_readings(texts, *given) == Judgement(Verdict.PASS, "NIXL 1.5.1 reads 4 texts as predicted")
+    assert judge_readings(texts, *arguments) == Judgement(Verdict.PASS, "NIXL 1.5.1 reads 4 texts as predicted")
     rewrites = suggestions(["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:1,10.0.0.2:1"], 1)
     assert rewrites == ["http://10.0.0.1:1", "http://10.0.0.1:1,http://10.0.0.2:1"]
-    assert judge_suggestions(rewrites, *given) == Judgement(Verdict.PASS, "2 rewrites work")
+    assert judge_suggestions(rewrites, *arguments) == Judgement(Verdict.PASS, "2 rewrites work")
     wrong.update({"10.0.0.1:1": "h", rewrites[0]: "http://10.0.0.1:2"})
-    assert judge_readings(texts, *given) == Judgement(
+    assert judge_readings(texts, *arguments) == Judgement(
         Verdict.FAIL,
         "1 of 4 texts are not read as predicted: '10.0.0.1:1': predicted: publishes; NIXL 1.5.1: reads no address (the "
         "target uri is not valid)",
         trial.REMEDY,
     )
-    assert judge_suggestions(rewrites, *given).reason == (
+    assert judge_suggestions(rewrites, *arguments).reason == (
         "suggested values that do not work: http://10.0.0.1:1: reads an address where nothing answers (it is silent)"
     )

@@ -368,8 +368,8 @@ def test_each_request_that_is_let_through_is_answered_before_the_next(last: str,
 
     opened = Race(cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace(wait=wait)), "/")
     assert opened.let_through(cast(Any, Held()), 2, seconds=5) == reached
-    one = [("a request of a", 5), ("the answer to a 1", 5), ("a request of a", 5)]
-    assert waits == [*one, *([("the answer to a 2", 5)] if reached else [])]
+    first = [("a request of a", 5), ("the answer to a 1", 5), ("a request of a", 5)]
+    assert waits == [*first, *([("the answer to a 2", 5)] if reached else [])]
 
 
 class TestAmplified:

@@ -131,15 +131,17 @@ def test_times_in_a_wrong_unit_or_order_are_found(xfer: int, post: int, messages
 )  # fmt: skip
 def test_both_agents_are_judged(wrong: dict[str, Any], verdict: Verdict, reason: str) -> None:
     agents = {name: SimpleNamespace(name=name) for name in ("a", "b")}
-    known = {"a": KNOWN, "b": KnownTransfers(Counter(agent_memory_registered=8))}
+    transfers = {"a": KNOWN, "b": KnownTransfers(Counter(agent_memory_registered=8))}
 
     def counts(agent: Any) -> dict[str, float]:
         if isinstance(wrong.get(agent.name), Exception):
             raise wrong[agent.name]
-        return {**{name: float(known[agent.name].counts[name]) for name in EVENTS}, **wrong.get(agent.name, {})}
+        return {**{name: float(transfers[agent.name].counts[name]) for name in EVENTS}, **wrong.get(agent.name, {})}
 
     sink = TelemetrySink(PROMETHEUS, Path("/nowhere"))
-    pair = SimpleNamespace(initiator=agents["a"], target=agents["b"], sink=sink, nixl="1.5", known=known, counts=counts)
+    pair = SimpleNamespace(
+        initiator=agents["a"], target=agents["b"], sink=sink, nixl="1.5", known=transfers, counts=counts
+    )
     judged = judge_counts(cast("MeasuredAgents", pair))
     assert (judged.verdict, judged.reason) == (verdict, reason)
 
@@ -257,8 +259,8 @@ class TestSink:
     ) -> None:
         sink = TelemetrySink(exporter, Path("/folder"), {"a": 7, "b": 8})
         enabled = {"ENABLE": "y", "RUN_INTERVAL": "50"} if exporter != NO_EXPORTER else {}
-        given = {f"NIXL_TELEMETRY_{name}": value for name, value in (variables | enabled).items()}
-        assert sink.variables("a") == {**dict.fromkeys(VARIABLES), **given}
+        present = {f"NIXL_TELEMETRY_{name}": value for name, value in (variables | enabled).items()}
+        assert sink.variables("a") == {**dict.fromkeys(VARIABLES), **present}
         assert " ".join(name.removeprefix("NIXL_TELEMETRY_") for name in VARIABLES) == (
             "ENABLE EXPORTER DIR MULTIPROC_DIR PROMETHEUS_PORT PROMETHEUS_LOCAL ENABLED_METRICS BUFFER_SIZE "
             "RUN_INTERVAL HISTOGRAM_BUCKETS_US"

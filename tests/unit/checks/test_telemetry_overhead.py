@@ -53,9 +53,9 @@ def test_launches_that_differ_widely_prove_no_overhead() -> None:
 
 
 def test_too_few_launches_are_refused() -> None:
-    for one, other in ((1, 5), (5, 4)):
-        with pytest.raises(ValueError, match=rf"^{one} launches against {other}: expected 5 of each$"):
-            overhead_figures("UCX", "prometheus", WITHOUT[:one], WITH[:other])
+    for first, second in ((1, 5), (5, 4)):
+        with pytest.raises(ValueError, match=rf"^{first} launches against {second}: expected 5 of each$"):
+            overhead_figures("UCX", "prometheus", WITHOUT[:first], WITH[:second])
 
 
 def test_the_interval_leaves_out_one_in_twenty_on_each_side_if_telemetry_costs_nothing() -> None:
@@ -78,7 +78,9 @@ def test_launches_with_and_without_telemetry_alternate(
     def measured(agents: Any, exporter: str, folder: Path) -> Any:
         assert folder.is_dir()
         launches.append((exporter, folder.name))
-        return SimpleNamespace(time_transfers=lambda *asked: times[exporter] if asked == ("WRITE", 2000, 4096) else [])
+        return SimpleNamespace(
+            time_transfers=lambda *transfers: times[exporter] if transfers == ("WRITE", 2000, 4096) else []
+        )
 
     monkeypatch.setattr(overhead, "MeasuredAgents", measured)
     settings = make_settings(backend=("LIBFABRIC",))
