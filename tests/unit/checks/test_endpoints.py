@@ -260,7 +260,7 @@ def test_each_text_is_tried_by_an_agent_and_judged(
 
     def run(function: str, *, name: str, endpoints: str) -> str:
         runs.append((name, wrong.get(endpoints, endpoints)))
-        return "" if endpoints else "no agent"
+        return "" if endpoints else "no agent for http://u:secret@h"
 
     def get(key: str) -> bytes | None:
         return b"" if key in {f"/conformance/{name}/" for name, text in runs if ":1" in text} else None
@@ -275,7 +275,7 @@ def test_each_text_is_tried_by_an_agent_and_judged(
     trials = list(try_texts(dict.fromkeys(texts, INVALID), *arguments, namespace="/conformance"))
     assert [(tried.text, tried.outcome, tried.message) for tried in trials] == [
         (texts[0], PUBLISHES, ""), (texts[1], UNREACHED, "it is silent"), (texts[2], INVALID, INVALID_URI),
-        (texts[3], NO_AGENT, "no agent"),
+        (texts[3], NO_AGENT, "no agent for http://***@h"),
     ]  # fmt: skip
     assert workers == [["killed"]]
     assert judge_readings(texts, *arguments) == Judgement(Verdict.PASS, "NIXL 1.5.1 reads 4 texts as predicted")

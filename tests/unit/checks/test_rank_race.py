@@ -36,6 +36,7 @@ from pytest_nixl.checks.rank_race.system_under_test import (
     Running,
     Subject,
     faults,
+    owners_of_one_rank,
     read_outcome,
     remedy_for,
     waits_for_lock,
@@ -153,6 +154,7 @@ def test_the_answer_says_which_of_two_requests_at_the_same_time_came_first(
     clients = clients_of("b+b b* a+a a*")
     listing = clients[1].requests[1]
     listing.answer, listing.answered = answer, answered
+    listing.accesses = (Access(b"/t/b", b"/t/b\0", False), *listing.accesses)  # it reads its own key, too
     assert overlap(clients, ["a", "b"], {}) == cause
 
 
@@ -408,6 +410,7 @@ class TestAmplified:
             "claimant 0 and claimant 1 read '<group>/size' before any of them wrote it, "
             "and none of them took etcd's lock"
         )
+        assert not any(running(outcome.pid) for outcome in done.outcomes)
         title, *lines = done.order.splitlines()
         assert title == "the order of requests:"
         moves = [line.partition(". ")[2] for line in lines]
@@ -718,6 +721,10 @@ def test_each_fault_of_the_ranks_is_reported(
     outcomes: list[ClaimOutcome], keys: list[str], descriptions: list[str], remedy: str
 ) -> None:
     assert faults(outcomes, 2, keys) == descriptions
+    duplicates = [description for description in descriptions if " times: " in description]
+    twice = {name for description in duplicates for name in re.findall(r"(?:to|and) (process \d)", description)}
+    assert owners_of_one_rank(outcomes) == twice
+    assert read_outcome("a", "hostname  vm", rank=0, host="h").host == "h"
     assert remedy_for(outcomes)[: len(remedy)] == remedy
 
 

@@ -186,8 +186,8 @@ def test_without_an_error_there_is_nothing_to_count() -> None:
 
 
 def test_only_errors_that_were_counted_more_often_than_before_count() -> None:
-    counts = [{"agent_err_a": 1, "agent_err_b": 2, "agent_tx_bytes": 1}, {"agent_err_a": 1, "agent_err_b": 5,
-              "agent_err_c": 1, "agent_tx_bytes": 9}]  # fmt: skip
+    counts = [{"agent_err_a": 1, "agent_err_b": 2, "agent_tx_bytes": 1}, {"agent_tx_bytes": 9, "agent_err_a": 1,
+              "agent_err_b": 5, "agent_err_c": 1}]  # fmt: skip
     failure = TransferFailure("nixlBError", "ERR")
     sink = TelemetrySink(BUFFER, Path("/nowhere"))
     pair = SimpleNamespace(initiator="i", sink=sink, counts=lambda agent: counts.pop(0) if agent == "i" else {})
@@ -395,7 +395,7 @@ class DoubledAgents:
             descriptor=lambda at, length: (at, length, int(initiator)),
         )
         agent.register = lambda buffer: self.registered[name].append(buffer.size)
-        agent.run = self._run
+        agent.run = self._run if name in (INITIATOR, "") else None
         return agent
 
     def _run(self, function: str, **arguments: Any) -> Any:
@@ -424,13 +424,13 @@ def test_what_agents_are_made_to_do_is_known(tmp_path: Path) -> None:
         **registered, "agent_tx_bytes": 800, "agent_tx_requests_num": 2, "agent_rx_bytes": 80,
         "agent_rx_requests_num": 2, "agent_xfer_time": 10, "agent_xfer_post_time": 6, "agent_err_not_found": 1,
     }), 4, 15.0)  # fmt: skip
-    assert pair.time_transfers("READ", 30, 5) == [1.0, 2.5]
+    assert pair.time_transfers("READ", 35, 5) == [1.0, 2.5]
     write = {"op": "WRITE", "peer": TARGET, "local": regions("DRAM", 100), "remote": regions("VRAM", 100)}
     assert agents.runs[0] == ("move", {"count": 2, "timeout": 30.0, **write})
     assert agents.runs[2][1]["op"] == "WRITE"
     assert agents.runs[2][1]["peer"] not in (TARGET, INITIATOR)
     read = {"op": "READ", "local": regions("DRAM", 5), "remote": regions("VRAM", 5)}
-    assert agents.runs[3] == ("time_transfers", {**write, **read, "count": 30, "warmup": 3, "timeout": 30.0})
+    assert agents.runs[3] == ("time_transfers", {**write, **read, "count": 35, "warmup": 3, "timeout": 30.0})
     cast(MagicMock, pair.initiator.add_remote_agent).assert_called_once_with(pair.target.get_agent_metadata())
     agents.answers = {
         "fail": {"raised": "", "state": "DONE"},
@@ -489,6 +489,7 @@ REFUSED = WorkerError("NIXL cannot create an agent")
         (PROMETHEUS, {}, {11: 71, 12: 72}, [(11, 12)], []),
         (PROMETHEUS_MP, {}, {11: 71}, [(11, 11)], []),
         (PROMETHEUS, {}, {11: 71, 12: 9}, [(11, 12), (13, 14)], [INITIATOR, TARGET]),
+        (PROMETHEUS, {}, dict.fromkeys(range(11, 17), 9), [(11, 12), (13, 14), (15, 16)], [INITIATOR, TARGET] * 2),
         (PROMETHEUS, {1: REFUSED}, {11: 71, 12: 9}, [(11, 12), (13, 14)], [INITIATOR]),
         (BUFFER, {}, {11: 9}, [(11, 11)], []),
         (NO_EXPORTER, {}, {11: 9}, [(11, 11)], []),
@@ -498,7 +499,7 @@ def test_agents_start_again_with_other_ports_if_another_process_has_taken_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exporter: str, errors: dict[int, Exception],
     holders: dict[int, int], ports: list[tuple[int, int]], closed: list[str],
 ) -> None:  # fmt: skip
-    free = iter([[11, 12], [13, 14]])
+    free = iter([[11, 12], [13, 14], [15, 16]])
     monkeypatch.setattr(measured_agents, "free_ports", lambda count: next(free))
     monkeypatch.setattr(
         measured_agents, "port_holder", lambda port: PortHolder(holders[port], "it") if port in holders else None
