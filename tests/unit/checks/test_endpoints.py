@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -19,6 +20,7 @@ from pytest_nixl.checks.endpoints.deployment import (
     judge_connection,
     judge_form,
     judge_health,
+    judge_publication,
     judge_resolution,
     notes_about,
 )
@@ -38,6 +40,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import INVALID as INVALID_URI
 from pytest_nixl.nixl.endpoint_reading import ReadOutcome, suppose
+from pytest_nixl.processes.worker_errors import WorkerError
 
 PUBLISHES, UNREACHED, INVALID, NO_AGENT = ReadOutcome
 
@@ -159,6 +162,109 @@ def test_health_is_that_of_each_member(
 
     monkeypatch.setattr(deployment, "connect", connect)
     assert judge_health(deployed(text)) == Judgement(verdict, reason, remedy)
+
+
+NOTHING_THERE = "{}: an agent published, but nothing is in etcd, and Python got no error: NIXL wrote {}"
+
+
+class PublishingAgents:
+    """Doubles of an etcd and of agents that publish to it, which keep what they are asked for.
+
+    :param stored: whether the metadata comes to etcd; None: the etcd does not answer.
+    :param wrote: what NIXL writes about it.
+    :param error: what happens when the agent starts.
+    """
+
+    def __init__(self, stored: bool | None, wrote: str = "", error: str = "") -> None:
+        self.stored, self.wrote, self.error = stored, wrote, error
+        self.calls: list[str] = []
+
+    @contextmanager
+    def connect(self, endpoints: tuple[Endpoint, ...], **credentials: str) -> Iterator[Any]:
+        yield self
+
+    def count_prefix(self, prefix: str) -> None:
+        if self.stored is None:
+            raise EtcdError("it does not answer")
+
+    def get(self, key: str) -> bytes | None:
+        assert key == f"{self.namespace}/publisher/metadata"
+        return b"metadata" if self.stored else None
+
+    def delete_prefix(self, prefix: str) -> None:
+        self.calls.append("deleted" if prefix == f"{self.namespace}/" else prefix)
+
+    def watch_prefix(self, prefix: str, endpoints: Any, **credentials: str) -> None:
+        self.calls.append("watched")
+
+    def unwatch_prefix(self, prefix: str, endpoints: Any) -> None:
+        self.calls.append("unwatched")
+
+    @contextmanager
+    def agents(self, host: Any, settings: Settings) -> Iterator[Any]:
+        yield self
+
+    def start(self, name: str, *, environment: dict[str, str], listen_thread: bool) -> Any:
+        self.endpoints, self.namespace = environment["NIXL_ETCD_ENDPOINTS"], environment["NIXL_ETCD_NAMESPACE"]
+        if self.error:
+            raise WorkerError(self.error)
+        wrote = f"Failed to store agent {name} prefix key in etcd: {self.wrote}" if self.wrote else ""
+        agent = MagicMock(**{"worker.output.return_value": wrote})
+        agent.name, agent.send_local_metadata = name, lambda: self.calls.append("published")
+        return agent
+
+
+LOOK = "see the checks endpoints-connect and endpoints-healthy, and the output of `pytest-nixl endpoint`"
+
+
+@pytest.mark.parametrize(
+    ("text", "etcd", "verdict", "reason", "remedy", "calls"),
+    [
+        ("h:1", PublishingAgents(True), Verdict.PASS, "X=h:1: an agent's metadata is in etcd", "", "published deleted"),
+        ("h:1", PublishingAgents(False, "it is silent"), Verdict.FAIL,
+         NOTHING_THERE.format("X=h:1", "'it is silent'; it contacts 192.0.2.1:1"), LOOK, "published deleted"),
+        ("h:1", PublishingAgents(None), Verdict.FAIL, NOTHING_THERE.format("X=h:1", "nothing; it contacts 192.0.2.1:1"),
+         LOOK, "published"),
+        ("h:1", PublishingAgents(False, "the user name is empty"), Verdict.FAIL,
+         NOTHING_THERE.format("X=h:1", "'the user name is empty'; that etcd asks for a user and password, which NIXL "
+                              "cannot send"),
+         "give NIXL an etcd without authentication on a separate network; a grpc-proxy does not help here",
+         "published deleted"),
+        ("h:9,h:8", PublishingAgents(False, "it is silent"), Verdict.FAIL,
+         NOTHING_THERE.format("X=h:9,h:8", "'it is silent'; that etcd speaks TLS, but NIXL speaks plaintext with any "
+                              "scheme"), deployment.PROXY_REMEDY, "published deleted"),
+        ("h", PublishingAgents(False), Verdict.FAIL,
+         NOTHING_THERE.format("X=h", "nothing; 'h' names no port, and NIXL has no default; NIXL reports only 'the "
+                              "target uri is not valid'"),
+         "write http://h:2379; no port is named: 2379 is etcd's default", "published deleted"),
+        ("h:1", PublishingAgents(True, error="NIXL cannot create an agent: Config x"), Verdict.FAIL,
+         "X=h:1: it contacts 192.0.2.1:1: NIXL cannot create an agent: Config x", "write http://h:1", "deleted"),
+    ],
+)  # fmt: skip
+def test_a_publication_is_looked_for_in_etcd_and_removed(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, text: str, etcd: PublishingAgents,
+    verdict: Verdict, reason: str, remedy: str, calls: str,
+) -> None:  # fmt: skip
+    doubles = {"connect": etcd.connect, "Agents": etcd.agents, "SILENCE": 0.05}
+    for name, double in doubles.items():
+        monkeypatch.setattr(deployment, name, double)
+    monkeypatch.setattr(deployment, "speaks_tls", lambda endpoint: endpoint == Endpoint("https", "192.0.2.1", 8))
+    judged = judge_publication(deployed(text), make_settings(), cast(Any, etcd))
+    assert judged == Judgement(verdict, reason, remedy)
+    assert etcd.endpoints == text
+    assert etcd.calls == ["watched", *calls.split(), "unwatched"]
+
+
+def test_other_errors_of_an_agent_and_storage_are_not_accused_of_the_endpoints(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd = PublishingAgents(True, error="the worker died")
+    monkeypatch.setattr(deployment, "connect", etcd.connect)
+    monkeypatch.setattr(deployment, "Agents", etcd.agents)
+    with pytest.raises(WorkerError, match="the worker died"):
+        judge_publication(deployed("h:1"), make_settings(), cast(Any, etcd))
+    judged = judge_publication(deployed("h:1"), make_settings(backend=("POSIX",)), cast(Any, etcd))
+    assert judged.verdict is Verdict.NOT_APPLICABLE
 
 
 LIBRARY = EtcdLibrary("/nixl/lib.so", "digest", True)
