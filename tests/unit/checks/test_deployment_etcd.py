@@ -151,13 +151,9 @@ def test_an_etcd_without_faults_is_fine(
     monkeypatch.setenv("NIXL_ETCD_NAMESPACE", DOCUMENTED)
     monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", etcd.url)
     assert cli.main(["etcd"]) == 0
-    version, leaders, database, *remaining = capsys.readouterr().out.splitlines()
-    assert version.startswith("etcd 3.")
+    version, _, database, *remaining = capsys.readouterr().out.splitlines()
     assert ": members default; leader member 'default', raft term " in version
-    assert leaders == "  leaders seen by one member since it started: 1"
-    assert database.endswith(f"in use; quota 2GiB; revision {newest}, compaction not known") or (
-        database.endswith(f"; revision {newest}, compacted up to 0")
-    )
+    assert f"; revision {newest}, " in database
     assert remaining == [
         "  alarms: none",
         "3 agents, 5 keys, 679 bytes; the oldest write comes first (etcd stores no times, only revisions)",

@@ -19,7 +19,6 @@ from typing import Any, cast
 import pytest
 from helpers.cli_run import repeats
 from helpers.etcd import Etcd, running, running_etcd, wait_until
-from helpers.race_events import DivergenceError
 from helpers.race_explorer import ExploredRun, Explorer
 
 from pytest_nixl.checks.rank_race import race
@@ -578,13 +577,6 @@ class TestExplored:
             assert sentence.startswith("JoinRefusedError: group "), run.describe()
             assert "rank 0 is requested twice, by of-" in sentence
             assert "keys in etcd" not in run.faults[-1], run.describe()
-
-    def test_what_does_not_repeat_itself_or_ends_silently_is_reported(self, explorer: Callable[..., Explorer]) -> None:
-        with pytest.raises(DivergenceError, match="after the same 0 events a client"):
-            explorer(f"{HELPERS}:changes_its_mind").explore()
-        report = explorer(f"{HELPERS}:ends").explore()
-        assert report.run == 1
-        assert any("its process ended" in fault for fault in report.bad[0].faults)
 
 
 class TestCommands:
