@@ -89,6 +89,7 @@ class DoubledAgent:
         assert options == ({} if memory == "DRAM" else {"directory": "/d", "alignment": 4096})
         contents = [bytes(size)]
         self.world.memory.append(contents)
+        self.world.calls.append((self.name, "allocate", memory))
         place = len(self.world.memory) - 1
         read = lambda: contents.pop(0) if len(contents) > 1 else contents[0]  # noqa: E731
         return SimpleNamespace(memory=memory, descriptor=lambda: (place, size, 0), read=read)
@@ -109,7 +110,7 @@ class DoubledAgent:
         return (*regions, kind)
 
     def initialize_xfer(self, op: str, local: Any, remote: Any, owner: str, text: bytes, *, backends: Any) -> Any:
-        self.world.calls.append((self.name, op, local[1], remote[1], owner, text, *backends))
+        self.world.calls.append((self.name, op, local, remote, owner, text, *backends))
         return op, local[0][0], remote[0][0], *backends
 
     def query_xfer_backend(self, handle: Any) -> Any:
@@ -122,12 +123,13 @@ class DoubledAgent:
         mistake = self.world.mistakes.get(backend)
         self.world.memory[local if op == "READ" else remote][:] = {
             "late": [flipped, content], "wrong": [flipped]}.get(f"{mistake}", [content])  # fmt: skip
-        return "PROC" if mistake == "stalls" or mistake is FAILED else "DONE"
+        return "PROC" if mistake in ("stalls", "slow", FAILED) else "DONE"
 
     def check_xfer_state(self, handle: Any) -> str:
         if self.world.mistakes.get(handle[3]) is FAILED:
             raise FAILED
-        return "PROC"
+        self.world.polls += 1
+        return "DONE" if self.world.polls == 3 and self.world.mistakes.get(handle[3]) == "slow" else "PROC"
 
     def check_remote_xfer_done(self, name: str, text: bytes) -> bool:
         self.world.calls.append((self.name, "notified", name, text))
@@ -139,13 +141,14 @@ class DoubledWorld:
 
     :param fault: the fault of the bucket's server.
     :param mistakes: what a backend does, by its name: ``late`` bytes arrive at the second look, ``wrong`` ones never;
-        it ``stalls``; or an error.
+        it ``stalls``, or is ``slow``; or an error.
     """
 
     def __init__(self, fault: str = "", **mistakes: Any) -> None:
         self.memory: list[list[bytes]] = []
         self.objects: dict[str, bytes] = {}
         self.calls: list[tuple[Any, ...]] = []
+        self.polls = 0
         self.mistakes, self.fault = mistakes, fault
         self.plugins = ["UCX", "POSIX", "OBJ", "LIBFABRIC"]
         put, discard = self.objects.__setitem__, lambda key, _: self.objects.pop(key)
@@ -175,15 +178,17 @@ def test_each_leg_is_asked_for_by_its_backend(writer: str) -> None:
     assert [replace(leg, seconds=0.1) for leg in world.move(writer)] == GOOD
     notified = b"" if writer == "a" else b"hierarchy"
     meets = [("a", "add_remote_agent", "metadata of b"), ("a", "connect_to", "b")]
+    near, far = ((0, SIZE, 0), "DRAM"), ((1, SIZE, 0), "DRAM")
     handles = ("a", ("READ", 0, 0, "OBJ")), ("a", ("WRITE", 0, 1, "UCX")), (writer, ("WRITE", 1, 2, "POSIX"))
     released = [(agent, "release_xfer_handle", handle) for agent, handle in handles]
     assert world.calls == [
+        ("a", "allocate", "DRAM"), (writer, "allocate", "DRAM"), (writer, "allocate", "FILE"),
         ("a", "register", "DRAM"), ("a", "register_memory", [(0, SIZE, 1, "pytest-nixl/hierarchy")], "OBJ"),
         (writer, "register", "DRAM"), (writer, "register", "FILE"), *(meets if notified else []),
-        ("a", "READ", "DRAM", "OBJ", "a", b"", "OBJ"), released[0],
-        ("a", "WRITE", "DRAM", "DRAM", writer, notified, "UCX"),
+        ("a", "READ", near, ((0, SIZE, 1), "OBJ"), "a", b"", "OBJ"), released[0],
+        ("a", "WRITE", near, far, writer, notified, "UCX"),
         *([("b", "notified", "a", b"hierarchy")] if notified else []), released[1],
-        (writer, "WRITE", "DRAM", "FILE", writer, b"", "POSIX"), released[2],
+        (writer, "WRITE", far, ((2, SIZE, 0), "FILE"), writer, b"", "POSIX"), released[2],
     ]  # fmt: skip
 
 
@@ -219,9 +224,15 @@ def test_bytes_are_compared_when_they_must_have_arrived(
 def test_a_server_with_a_fault_is_named_before_the_leg_is_late(
     backend: str, mistake: Any, fault: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hierarchy, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(hierarchy, "ASK_SECONDS", 0.01 if mistake == "stalls" else 300)
     with pytest.raises(error, match=f"^{fault if error is ObjectStoreError else 'it failed'}$"):
         DoubledWorld(fault, **{backend: mistake}).move("b", seconds=300)
+
+
+def test_a_leg_ends_when_its_transfer_is_done_not_only_notified() -> None:
+    world = DoubledWorld(UCX="slow")
+    assert [leg.wrong for leg in world.move("b")] == [None] * 3
+    assert world.polls == 3
 
 
 def test_storage_is_added_to_the_agents_that_need_it_without_secrets() -> None:

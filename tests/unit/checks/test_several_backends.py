@@ -86,11 +86,12 @@ WRONG = {"wrong_bytes": 1, "total_bytes": 8, "offset": 3, "expected": 1, "found"
     [
         ([WRITE, replace(FILE, used="POSIX")],
          Judgement(Verdict.PASS, "an agent with UCX and POSIX: DRAM:DRAM by UCX over tcp+cma; DRAM:FILE by POSIX")),
-        ([WRITE, FILE], Judgement(
-            Verdict.FAIL, "an agent with UCX and POSIX: NIXL uses UCX for a transfer DRAM:FILE for which POSIX "
+        *((uses, Judgement(
+            Verdict.FAIL, f"an agent with {names}: NIXL uses UCX for a transfer DRAM:FILE for which POSIX "
             "was chosen",
             "Report it at https://github.com/ai-dynamo/nixl/issues with NIXL's release; until it is fixed, create one "
-            "agent for each backend.")),
+            "agent for each backend."))
+          for uses, names in (([WRITE, FILE], "UCX and POSIX"), ([FILE, WRITE], "POSIX and UCX"))),
         # Wrong bytes count before a wrong backend.
         ([FILE, replace(WRITE, wrong=WRONG)], Judgement(
             Verdict.CORRUPT, "an agent with POSIX and UCX: 1 of 8 bytes of DRAM:DRAM by UCX over tcp+cma are wrong, "
