@@ -50,7 +50,7 @@ STEP_SECONDS = 300.0
 #: Seconds between two polls of the keys of a lock.
 _LOOK_SECONDS = 0.1
 #: Seconds to wait for the next write of each claimant after its first one, before all go on by themselves.
-_NEXT_WRITE_SECONDS = 20.0
+NEXT_WRITE_SECONDS = 20.0
 #: Timeout in seconds for ranks after claims that did not overlap; then only a duplicate rank proves anything.
 _APART_SECONDS = 10.0
 _WRITES = {"Put", "Txn", "DeleteRange"}
@@ -315,14 +315,14 @@ class _Claims:
     def go_on_in_step(self, seconds: float) -> bool:
         """Release the held writes, and hold the next ones until each claimant has sent one, waits or has its rank.
 
-        This ends when no write is held, or when a claimant neither writes nor waits for :data:`_NEXT_WRITE_SECONDS`.
+        This ends when no write is held, or when a claimant neither writes nor waits for :data:`NEXT_WRITE_SECONDS`.
 
         :returns: whether all other claimants waited in etcd's lock while a write of one claimant was held.
         """
         locked, end = False, time.monotonic() + seconds
         while time.monotonic() < end:
             self._release_writes_together()
-            deadline = min(end, time.monotonic() + _NEXT_WRITE_SECONDS)
+            deadline = min(end, time.monotonic() + NEXT_WRITE_SECONDS)
             while True:
                 keys = self.keys()
                 states = [self._state(proxy_client, claim, keys) for proxy_client, claim in self.both]
@@ -349,7 +349,7 @@ class _Claims:
         for proxy_client, request in writes:
             proxy_client.release_if_held(request)
         self.path.wait_quietly(
-            lambda: all(write.state is not State.SENT for _, write in writes), seconds=_NEXT_WRITE_SECONDS
+            lambda: all(write.state is not State.SENT for _, write in writes), seconds=NEXT_WRITE_SECONDS
         )
         for proxy_client in self.clients:
             _hold_only_writes(proxy_client)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.cli_run import Finished, run
@@ -14,100 +16,35 @@ from helpers.cli_run import Finished, run
 from pytest_nixl.checks.metadata import hierarchy
 from pytest_nixl.checks.metadata.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.core.wire import Ref
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.buffer import Buffer
-from pytest_nixl.nixl.s3_server import S3Bucket, open_bucket
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.s3_server import open_bucket
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError
 
 NAMES = ["object to host memory", "host memory to host memory", "host memory to file"]
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[S3Bucket]:
-    with open_bucket("embedded", supervisor) as opened:
-        yield opened
-        assert opened.client.keys() == []
-
-
-@pytest.fixture
-def pair(make_settings: Callable[..., Settings], bucket: S3Bucket) -> Iterator[tuple[NixlAgent, NixlAgent]]:
-    """A reader and a writer with UCX."""
-    with Agents(LocalHost(supervisor()), make_settings()) as agents:
-        reader, writer = agents.start_each(
-            ["initiator", "target"], environment={**bucket.environment}, progress_thread=None
-        )
-        yield reader, writer
+GOOD = [Leg(name, backend, backend, 0.1, None) for name, backend in zip(NAMES, ("OBJ", "UCX", "POSIX"), strict=True)]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("same_agent", [False, True], ids=["two agents", "one agent"])
-def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, same_agent: bool) -> None:
-    reader, writer = pair[0], pair[0 if same_agent else 1]
-    add_storage(reader, writer, bucket)
-    legs = move_through(reader, writer, "UCX", bucket, directory="", seconds=120)
-    assert [(leg.name, leg.backend, leg.used, leg.wrong) for leg in legs] == [
-        (NAMES[0], "OBJ", "OBJ", None),
-        (NAMES[1], "UCX", "UCX", None),
-        (NAMES[2], "POSIX", "POSIX", None),
-    ]
-    assert all(leg.seconds > 0 for leg in legs)
-    judged = judge_legs(legs)
-    assert judged.verdict is Verdict.PASS
-    assert f"{SIZE} bytes are right after each leg: {NAMES[0]} by OBJ in " in judged.reason
-
-
-@pytest.mark.long
-def test_leg_that_delivers_a_wrong_byte_is_named(
-    pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = Buffer.read
-
-    def flipped(buffer: Buffer, *arguments: Any) -> bytes:
-        content = bytearray(read(buffer, *arguments))
-        if buffer.memory == "FILE":
-            content[77] ^= 1
-        return bytes(content)
-
-    monkeypatch.setattr(Buffer, "read", flipped)
-    add_storage(*pair, bucket)
-    judged = judge_legs(move_through(*pair, "UCX", bucket, directory="", seconds=120))
-    assert judged.verdict is Verdict.CORRUPT
-    assert f"{NAMES[2]} by POSIX: of {SIZE} bytes the first wrong one is at offset 77" in judged.reason
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("delivers", "wrong"), [(True, 5), (False, None)], ids=["delivered", "only posted"])
-def test_bytes_may_arrive_after_a_transfer_that_was_only_posted(
-    delivers: bool,
-    wrong: int | None,
-    pair: tuple[NixlAgent, NixlAgent],
-    bucket: S3Bucket,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The backend is a double in that its first bytes arrive late, as those of LIBFABRIC's WRITE do."""
-    read, reads = Buffer.read, 0
-
-    def late(buffer: Buffer, *arguments: Any) -> bytes:
-        nonlocal reads
-        reads += buffer.memory == "DRAM"
-        content = bytearray(read(buffer, *arguments))
-        content[5] ^= buffer.memory == "DRAM" and reads in (2, 3)
-        return bytes(content)
-
-    monkeypatch.setattr(Buffer, "read", late)
-    monkeypatch.setattr(type(BACKENDS["UCX"]), "COMPLETION_IMPLIES_DELIVERY", delivers)
-    agent = pair[0]
-    add_storage(agent, agent, bucket)
-    legs = move_through(agent, agent, "UCX", bucket, directory="", seconds=120)
-    assert [leg.wrong for leg in legs] == [None, wrong, None]
+def test_bytes_are_right_after_each_leg(make_settings: Callable[..., Settings], same_agent: bool) -> None:
+    with (
+        open_bucket("embedded", supervisor) as bucket,
+        Agents(LocalHost(supervisor()), make_settings()) as agents,
+    ):
+        environment = {**bucket.environment}
+        pair = agents.start_each(["initiator", "target"], environment=environment, progress_thread=None)
+        reader, writer = pair[0], pair[0 if same_agent else 1]
+        add_storage(reader, writer, bucket)
+        legs = move_through(reader, writer, "UCX", bucket, directory="", seconds=120)
+        assert [replace(leg, seconds=0.1) for leg in legs] == GOOD
+        assert all(leg.seconds > 0 for leg in legs)
+        assert bucket.client.keys() == []
 
 
 @pytest.mark.long
@@ -133,48 +70,193 @@ def test_the_suite_passes_on_two_ranks(nixl_private_etcd: PrivateEtcd) -> None:
     assert all("NIXL verdict: PASS (2 PASS; 0 rows measured)" in done.output for done in ranks)
 
 
-def test_leg_that_another_backend_moved_fails() -> None:
-    good = [
-        Leg(name, backend, backend, 0.1, None) for name, backend in zip(NAMES, ("OBJ", "UCX", "POSIX"), strict=True)
-    ]
-    assert judge_legs(good).verdict is Verdict.PASS
-    judged = judge_legs([good[0], replace(good[1], used="LIBFABRIC"), good[2]])
-    assert judged.verdict is Verdict.FAIL
-    assert "NIXL uses LIBFABRIC, although UCX was chosen" in judged.reason
-    assert judge_legs([replace(good[0], wrong=0), *good[1:]]).verdict is Verdict.CORRUPT
+FAILED = NixlError("it failed", "", "", "nixlBackendError")
 
 
-def test_nixl_without_the_plugin_is_not_asked(
-    pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+class DoubledAgent:
+    """An agent of a NIXL that moves bytes as it is asked, with mistakes that the real one cannot be made to make."""
+
+    def __init__(self, name: str, world: DoubledWorld) -> None:
+        self.name, self.world = name, world
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *arguments: self.world.calls.append((self.name, method, *arguments))
+
+    def get_plugin_list(self) -> list[str]:
+        return self.world.plugins
+
+    def allocate(self, size: int, memory: str = "DRAM", **options: Any) -> Any:
+        assert options == ({} if memory == "DRAM" else {"directory": "/d", "alignment": 4096})
+        contents = [bytes(size)]
+        self.world.memory.append(contents)
+        self.world.calls.append((self.name, "allocate", memory))
+        place = len(self.world.memory) - 1
+        read = lambda: contents.pop(0) if len(contents) > 1 else contents[0]  # noqa: E731
+        return SimpleNamespace(memory=memory, descriptor=lambda: (place, size, 0), read=read)
+
+    def register(self, buffer: Any) -> None:
+        self.world.calls.append((self.name, "register", buffer.memory))
+
+    def get_agent_metadata(self) -> str:
+        return f"metadata of {self.name}"
+
+    def polled(self) -> Any:
+        return contextlib.nullcontext()
+
+    def connect_to(self, other: Any) -> None:
+        self.world.calls.append((self.name, "connect_to", other.name))
+
+    def get_xfer_descs(self, regions: Any, kind: str) -> Any:
+        return (*regions, kind)
+
+    def initialize_xfer(self, op: str, local: Any, remote: Any, owner: str, text: bytes, *, backends: Any) -> Any:
+        self.world.calls.append((self.name, op, local, remote, owner, text, *backends))
+        return op, local[0][0], remote[0][0], *backends
+
+    def query_xfer_backend(self, handle: Any) -> Any:
+        return handle[3]
+
+    def transfer(self, handle: Any) -> str:
+        op, local, remote, backend = handle
+        content = self.world.objects["pytest-nixl/hierarchy"] if backend == "OBJ" else self.world.memory[local][-1]
+        flipped = content[:77] + bytes([content[77] ^ 1]) + content[78:]
+        mistake = self.world.mistakes.get(backend)
+        self.world.memory[local if op == "READ" else remote][:] = {
+            "late": [flipped, content], "wrong": [flipped]}.get(f"{mistake}", [content])  # fmt: skip
+        return "PROC" if mistake in ("stalls", "slow", FAILED) else "DONE"
+
+    def check_xfer_state(self, handle: Any) -> str:
+        if self.world.mistakes.get(handle[3]) is FAILED:
+            raise FAILED
+        self.world.polls += 1
+        return "DONE" if self.world.polls == 3 and self.world.mistakes.get(handle[3]) == "slow" else "PROC"
+
+    def check_remote_xfer_done(self, name: str, text: bytes) -> bool:
+        self.world.calls.append((self.name, "notified", name, text))
+        return True
+
+
+class DoubledWorld:
+    """What doubled agents share: the objects of a bucket, and what they were asked for, in order.
+
+    :param fault: the fault of the bucket's server.
+    :param mistakes: what a backend does, by its name: ``late`` bytes arrive at the second look, ``wrong`` ones never;
+        it ``stalls``, or is ``slow``; or an error.
+    """
+
+    def __init__(self, fault: str = "", **mistakes: Any) -> None:
+        self.memory: list[list[bytes]] = []
+        self.objects: dict[str, bytes] = {}
+        self.calls: list[tuple[Any, ...]] = []
+        self.polls = 0
+        self.mistakes, self.fault = mistakes, fault
+        self.plugins = ["UCX", "POSIX", "OBJ", "LIBFABRIC"]
+        put, discard = self.objects.__setitem__, lambda key, _: self.objects.pop(key)
+        self.bucket: Any = SimpleNamespace(client=SimpleNamespace(put=put, discard=discard, probe=self._probe))
+        self.bucket.parameters = {"bucket": "b", "access_key": "x", "secret_key": "x", "session_token": "x"}
+
+    def _probe(self, key: str) -> None:
+        assert key == "pytest-nixl/hierarchy-probe"
+        if self.fault:
+            raise ObjectStoreError(self.fault)
+
+    def agents(self, *names: str) -> list[Any]:
+        agents = {name: DoubledAgent(name, self) for name in names}
+        return [agents[name] for name in names]
+
+    def move(self, writer: str, network: str = "UCX", seconds: float = 60) -> list[Leg]:
+        try:
+            reader, writing = self.agents("a", writer)
+            return move_through(reader, writing, network, self.bucket, directory="/d", seconds=seconds)
+        finally:
+            assert self.objects == {}
+
+
+@pytest.mark.parametrize("writer", ["a", "b"])
+def test_each_leg_is_asked_for_by_its_backend(writer: str) -> None:
+    world = DoubledWorld()
+    assert [replace(leg, seconds=0.1) for leg in world.move(writer)] == GOOD
+    notified = b"" if writer == "a" else b"hierarchy"
+    meets = [("a", "add_remote_agent", "metadata of b"), ("a", "connect_to", "b")]
+    near, far = ((0, SIZE, 0), "DRAM"), ((1, SIZE, 0), "DRAM")
+    handles = ("a", ("READ", 0, 0, "OBJ")), ("a", ("WRITE", 0, 1, "UCX")), (writer, ("WRITE", 1, 2, "POSIX"))
+    released = [(agent, "release_xfer_handle", handle) for agent, handle in handles]
+    assert world.calls == [
+        ("a", "allocate", "DRAM"), (writer, "allocate", "DRAM"), (writer, "allocate", "FILE"),
+        ("a", "register", "DRAM"), ("a", "register_memory", [(0, SIZE, 1, "pytest-nixl/hierarchy")], "OBJ"),
+        (writer, "register", "DRAM"), (writer, "register", "FILE"), *(meets if notified else []),
+        ("a", "READ", near, ((0, SIZE, 1), "OBJ"), "a", b"", "OBJ"), released[0],
+        ("a", "WRITE", near, far, writer, notified, "UCX"),
+        *([("b", "notified", "a", b"hierarchy")] if notified else []), released[1],
+        (writer, "WRITE", far, ((2, SIZE, 0), "FILE"), writer, b"", "POSIX"), released[2],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mistakes", "writer", "network", "wrong"),
+    [
+        ({"POSIX": "wrong"}, "b", "UCX", [None, None, 77]),
+        ({"OBJ": "wrong"}, "b", "UCX", [77, 77, 77]),
+        ({"OBJ": "late"}, "a", "LIBFABRIC", [77, None, None]),
+        # The bytes may arrive after a transfer that was only posted, as those of LIBFABRIC's WRITE do.
+        ({"LIBFABRIC": "late"}, "a", "LIBFABRIC", [None, None, None]),
+        ({"LIBFABRIC": "late"}, "b", "LIBFABRIC", [None, 77, None]),
+        ({"UCX": "late"}, "a", "UCX", [None, 77, None]),
+        ({"LIBFABRIC": "wrong"}, "a", "LIBFABRIC", [None, 77, 77]),
+    ],
+)
+def test_bytes_are_compared_when_they_must_have_arrived(
+    mistakes: dict[str, str], writer: str, network: str, wrong: list[int | None]
 ) -> None:
-    monkeypatch.setattr(NixlAgent, "get_plugin_list", lambda _: ["UCX", "POSIX"])
-    with pytest.raises(NotApplicableError, match="no plugin OBJ: it has UCX, POSIX"):
-        add_storage(*pair, bucket)
+    seconds = 0.2 if "wrong" in mistakes.values() else 60
+    assert [leg.wrong for leg in DoubledWorld(**mistakes).move(writer, network, seconds)] == wrong
 
 
-class Stalled:
-    """A double of an agent whose transfer never ends, or fails."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self._error = error
-
-    def transfer(self, handle: Ref) -> str:
-        return "PROC"
-
-    def check_xfer_state(self, handle: Ref) -> str:
-        if self._error is not None:
-            raise self._error
-        return "PROC"
-
-
-@pytest.mark.parametrize("error", [None, NixlError("it failed", "", "", "nixlBackendError")], ids=["stalls", "fails"])
+@pytest.mark.parametrize(
+    ("backend", "mistake", "fault", "error"),
+    [
+        ("OBJ", "stalls", "the server has a fault", ObjectStoreError),
+        ("OBJ", FAILED, "the server has a fault", ObjectStoreError),
+        ("OBJ", FAILED, "", NixlError),
+        ("UCX", FAILED, "", NixlError),
+    ],
+)
 def test_a_server_with_a_fault_is_named_before_the_leg_is_late(
-    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+    backend: str, mistake: Any, fault: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask() -> None:
-        raise ObjectStoreError("the server has a fault")
+    monkeypatch.setattr(hierarchy, "ASK_SECONDS", 0.01 if mistake == "stalls" else 300)
+    with pytest.raises(error, match=f"^{fault if error is ObjectStoreError else 'it failed'}$"):
+        DoubledWorld(fault, **{backend: mistake}).move("b", seconds=300)
 
-    if error is None:
-        monkeypatch.setattr(hierarchy, "ASK_SECONDS", 0.01)
-    with pytest.raises(ObjectStoreError, match="the server has a fault"):
-        hierarchy._complete(cast(NixlAgent, Stalled(error)), Ref(1, "handle"), None, NAMES[0], 300, ask)
+
+def test_a_leg_ends_when_its_transfer_is_done_not_only_notified() -> None:
+    world = DoubledWorld(UCX="slow")
+    assert [leg.wrong for leg in world.move("b")] == [None] * 3
+    assert world.polls == 3
+
+
+def test_storage_is_added_to_the_agents_that_need_it_without_secrets() -> None:
+    world = DoubledWorld()
+    reader, writer = world.agents("a", "b")
+    add_storage(reader, writer, world.bucket)
+    assert world.calls == [("a", "create_backend", "OBJ", {"bucket": "b"}), ("b", "create_backend", "POSIX", {})]
+    world.plugins = ["UCX", "POSIX"]
+    with pytest.raises(NotApplicableError, match=r"^this NIXL has no plugin OBJ: it has UCX, POSIX$"):
+        add_storage(reader, writer, world.bucket)
+
+
+@pytest.mark.parametrize(
+    ("legs", "judged"),
+    [
+        (GOOD, Judgement(Verdict.PASS, "4194304 bytes are right after each leg: object to host memory by OBJ in 100 "
+                         "ms, host memory to host memory by UCX in 100 ms, host memory to file by POSIX in 100 ms")),
+        ([GOOD[0], replace(GOOD[1], used="LIBFABRIC"), replace(GOOD[2], wrong=0)],
+         Judgement(Verdict.FAIL, "host memory to host memory: NIXL uses LIBFABRIC, although UCX was chosen",
+                   "create one agent for each backend")),
+        ([replace(GOOD[0], wrong=0, used="UCX"), *GOOD[1:]],
+         Judgement(Verdict.CORRUPT, "object to host memory by OBJ: of 4194304 bytes the first wrong one is at offset 0",
+                   "do not use OBJ in an agent with several backends, and keep the workers' logs")),
+    ],
+)  # fmt: skip
+def test_the_first_leg_that_is_wrong_is_named(legs: list[Leg], judged: Judgement) -> None:
+    assert judge_legs(legs) == judged

@@ -20,7 +20,7 @@ from pytest_nixl.checks.metadata.several_backends import (
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -48,10 +48,6 @@ def test_bytes_go_to_an_agent_by_one_backend_and_to_a_file_by_another(pair: Pair
         ("POSIX", "POSIX", "DRAM:FILE", None),
     ]
     assert all(use.transports for use in uses)
-    judged = judge_uses(uses)
-    assert judged.verdict is Verdict.PASS
-    assert judged.reason.startswith("an agent with UCX and POSIX: DRAM:DRAM by UCX over ")
-    assert "; DRAM:FILE by POSIX over " in judged.reason
 
 
 def test_a_backend_that_cannot_move_the_bytes_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +62,7 @@ def test_a_backend_that_cannot_move_the_bytes_is_refused(pair: Pair, monkeypatch
         use_each(*pair, ["UCX"], directory="", seconds=120)
 
 
-def test_a_transfer_that_moves_nothing_is_corrupt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_moves_nothing_delivers_wrong_bytes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     # NIXL cannot be made to lose a transfer: here the one to the file is never posted.
     post = NixlAgent.transfer
 
@@ -74,28 +70,39 @@ def test_a_transfer_that_moves_nothing_is_corrupt(pair: Pair, monkeypatch: pytes
         return "DONE" if self.query_xfer_backend(handle) == "POSIX" else post(self, handle, notification)
 
     monkeypatch.setattr(NixlAgent, "transfer", lost)
-    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=120))
-    assert judged.verdict is Verdict.CORRUPT
-    assert judged.reason.startswith(f"an agent with UCX and POSIX: {SIZE} of {SIZE} bytes of DRAM:FILE by POSIX ")
-    assert "are wrong, the first at offset 0: expected 0x" in judged.reason
-    assert "create one agent for each backend" in judged.remedy
+    written, lost_write = use_each(*pair, BOTH, directory="", seconds=120)
+    assert written.wrong is None
+    assert lost_write.wrong is not None
+    assert (lost_write.wrong["wrong_bytes"], lost_write.wrong["offset"]) == (SIZE, 0)
 
 
-def test_another_backend_than_the_chosen_one_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    # NIXL cannot be made to choose another one: here it says so.
-    monkeypatch.setattr(NixlAgent, "query_xfer_backend", lambda *_: "UCX")
-    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=120))
-    assert judged.verdict is Verdict.FAIL
-    assert judged.reason == (
-        "an agent with UCX and POSIX: NIXL uses UCX for a transfer DRAM:FILE for which POSIX was chosen"
-    )
+WRITE = BackendUse("UCX", "UCX", MemoryPair("DRAM", "DRAM"), ("tcp", "cma"), None)
+FILE = BackendUse("POSIX", "UCX", MemoryPair("DRAM", "FILE"), (), None)
+WRONG = {"wrong_bytes": 1, "total_bytes": 8, "offset": 3, "expected": 1, "found": 2}
 
 
-def test_wrong_bytes_count_before_a_wrong_backend() -> None:
-    use = BackendUse("UCX", "POSIX", MemoryPair("DRAM", "DRAM"), (), None)
-    wrong = {"wrong_bytes": 1, "total_bytes": 8, "offset": 3, "expected": 1, "found": 2}
-    assert judge_uses([use]).verdict is Verdict.FAIL
-    assert judge_uses([use, replace(use, wrong=wrong)]).verdict is Verdict.CORRUPT
+@pytest.mark.parametrize(
+    ("uses", "judged"),
+    [
+        ([WRITE, replace(FILE, used="POSIX")],
+         Judgement(Verdict.PASS, "an agent with UCX and POSIX: DRAM:DRAM by UCX over tcp+cma; DRAM:FILE by POSIX")),
+        *((uses, Judgement(
+            Verdict.FAIL, f"an agent with {names}: NIXL uses UCX for a transfer DRAM:FILE for which POSIX "
+            "was chosen",
+            "Report it at https://github.com/ai-dynamo/nixl/issues with NIXL's release; until it is fixed, create one "
+            "agent for each backend."))
+          for uses, names in (([WRITE, FILE], "UCX and POSIX"), ([FILE, WRITE], "POSIX and UCX"))),
+        # Wrong bytes count before a wrong backend.
+        ([FILE, replace(WRITE, wrong=WRONG)], Judgement(
+            Verdict.CORRUPT, "an agent with POSIX and UCX: 1 of 8 bytes of DRAM:DRAM by UCX over tcp+cma are wrong, "
+            "the first at offset 3: expected 0x01, found 0x02",
+            "Do not use an agent with POSIX and UCX: create one agent for each backend, and keep the workers' logs.")),
+    ],
+)  # fmt: skip
+def test_wrong_bytes_and_another_backend_than_the_chosen_one_are_named(
+    uses: list[BackendUse], judged: Judgement
+) -> None:
+    assert judge_uses(uses) == judged
 
 
 def test_an_agent_has_every_requested_backend_and_the_one_for_files() -> None:

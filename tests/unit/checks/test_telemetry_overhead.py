@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pytest_nixl.checks.telemetry.overhead import in_turn, overhead_figures
+from pytest_nixl.checks.telemetry import overhead
+from pytest_nixl.checks.telemetry.overhead import overhead_figures
 from pytest_nixl.judge.figure_bounds import judge_figures
 from pytest_nixl.model.figure import Bound
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 
 WITHOUT = (10e-6, 10.1e-6, 9.9e-6, 10.2e-6, 9.8e-6)
 WITH = tuple(2 * seconds for seconds in WITHOUT)
@@ -19,13 +26,14 @@ BOUND = Bound("telemetry-overhead-least", "a test", {"exporter": ("prometheus",)
 
 
 def test_the_ratio_lies_in_its_interval_and_is_not_a_benchmark_of_its_own() -> None:
-    without, with_exporter, ratio, least, most = overhead_figures("UCX", "prometheus", WITHOUT, WITH)
-    assert [without.labels["exporter"], with_exporter.labels["exporter"]] == ["none", "prometheus"]
-    assert (without.rounds, with_exporter.rounds) == (WITHOUT, WITH)
-    assert (without.value, with_exporter.value) == (10e-6, 20e-6)
-    assert ratio.value == pytest.approx(2)
-    assert 1.9 < least.value < ratio.value < most.value < 2.1
-    assert [each.rounds for each in (ratio, least, most)] == [(), (), ()]
+    figures = overhead_figures("UCX", "prometheus", WITHOUT, WITH)
+    labels = {"backend": "UCX", "exporter": "prometheus"}
+    assert [(figure.name, figure.labels, figure.rounds) for figure in figures] == [
+        ("telemetry-transfer", {**labels, "exporter": "none"}, WITHOUT),
+        ("telemetry-transfer", labels, WITH),
+        *((f"telemetry-overhead{end}", labels, ()) for end in ("", "-least", "-most")),
+    ]
+    assert [figure.value for figure in figures] == pytest.approx([10e-6, 20e-6, 2, 1.9604, 2.0404], rel=1e-4)
 
 
 def test_a_bound_judges_the_lower_end_of_the_interval() -> None:
@@ -45,8 +53,9 @@ def test_launches_that_differ_widely_prove_no_overhead() -> None:
 
 
 def test_too_few_launches_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^1 launches against 1: expected 5 of each$"):
-        overhead_figures("UCX", "prometheus", WITHOUT[:1], WITH[:1])
+    for first, second in ((1, 5), (5, 4)):
+        with pytest.raises(ValueError, match=rf"^{first} launches against {second}: expected 5 of each$"):
+            overhead_figures("UCX", "prometheus", WITHOUT[:first], WITH[:second])
 
 
 def test_the_interval_leaves_out_one_in_twenty_on_each_side_if_telemetry_costs_nothing() -> None:
@@ -59,15 +68,23 @@ def test_the_interval_leaves_out_one_in_twenty_on_each_side_if_telemetry_costs_n
     assert sum(value > 1 for value in least) == 12
 
 
-def test_launches_alternate() -> None:
-    order: list[str] = []
+def test_launches_with_and_without_telemetry_alternate(
+    make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agents are doubles, because only they give each transfer a known duration."""
+    launches: list[tuple[str, str]] = []
+    times = {"none": [1.0, 2.0, 9.0], "prometheus": [1.0, 3.0, 9.0]}
 
-    def launches(name: str) -> Iterator[float]:
-        while True:
-            order.append(name)
-            yield float(len(order))
+    def measured(agents: Any, exporter: str, folder: Path) -> Any:
+        assert folder.is_dir()
+        launches.append((exporter, folder.name))
+        return SimpleNamespace(
+            time_transfers=lambda *transfers: times[exporter] if transfers == ("WRITE", 2000, 4096) else []
+        )
 
-    one, other = launches("without"), launches("with")
-    without, with_exporter = in_turn(lambda: next(one), lambda: next(other))
-    assert [len(without), len(with_exporter)] == [5, 5]
-    assert [name[4:] for name in order] == ["out", "", "", "out", "out", "", "", "out", "out", ""]
+    monkeypatch.setattr(overhead, "MeasuredAgents", measured)
+    settings = make_settings(backend=("LIBFABRIC",))
+    figures = overhead.measure_overhead(LocalHost(supervisor()), settings, "prometheus", tmp_path)
+    assert figures == overhead_figures("LIBFABRIC", "prometheus", [2.0] * 5, [3.0] * 5)
+    turns = ["none", "prometheus", "prometheus", "none"] * 3
+    assert launches == [(exporter, f"launch-{number}") for number, exporter in enumerate(turns[:10])]
