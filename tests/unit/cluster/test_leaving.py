@@ -6,20 +6,22 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from helpers.cli_run import ROOT, eventually
 from helpers.etcd import separate_supervisor
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.cluster import peer_server
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import MemberLeftError
@@ -144,53 +146,103 @@ def test_a_rank_whose_rank_0_does_not_resolve_says_so_and_keeps_the_reports_of_r
     assert "did not resolve" in (pytester.path / "r.rank1.xml").read_text()
 
 
+class DoubleProcess:
+    """A worker's process, at whose end something else happens."""
+
+    pid, killed = 7, False
+    at_end: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, supervisor: object, rank: int, role: str, environment: dict[str, str | None]) -> None:
+        self.started_as = rank, role, environment
+        self.channel, self.far = socket.socketpair()
+
+    def kill(self) -> None:
+        self.killed = True
+        self.at_end()
+        self.far.close()
+
+    def wait(self, seconds: float | None = None) -> int:
+        return -9
+
+    def output(self) -> str:
+        return "first" + "x" * LARGEST_OUTPUT
+
+
+class Peer:
+    """The server of rank 1, what it sends, and the processes of its workers, which are doubles."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.faults: list[Exception] = []
+        self.workers: list[DoubleProcess] = []
+        own: dict[str, str | None] = {"PATH": "/of/this/rank"}
+        self.server = PeerServer(supervisor(), 1, self.send, lambda: None, {}, own)
+        monkeypatch.setattr(peer_server, "LocalProcess", self.process)
+
+    def process(self, *arguments: Any) -> DoubleProcess:
+        self.workers.append(DoubleProcess(*arguments))
+        return self.workers[-1]
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self.faults:
+            raise self.faults.pop()
+        self.sent.append(message)
+
+    def ask(self, request: str, number: int = 7, **arguments: Any) -> Any:
+        """Ask for something, and return the answer."""
+        self.server.receive(PeerRequest(request, number, arguments))
+        answer = self.sent.pop()
+        assert answer.pop("answer") == number
+        return answer
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch) -> Peer:
+    return Peer(monkeypatch)
+
+
+START: dict[str, Any] = {"worker": 3, "role": "agent", "environment": {"UCX_TLS": "tcp", "NIXL_LOG_LEVEL": None}}
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "remedy"),
     [(NixlPluginError("too large", "less"), "too large", "less"), (TypeError("no JSON"), "TypeError: no JSON", "")],
 )
-def test_instead_of_an_answer_that_cannot_be_sent_is_the_reason(fault: Exception, error: str, remedy: str) -> None:
-    faults, sent = [fault], []
-
-    def send(answer: dict[str, Any]) -> None:
-        if faults:
-            raise faults.pop()
-        sent.append(answer)
-
-    PeerServer(supervisor(), 1, send, lambda: None, {}, {}).receive(PeerRequest("odd", 7, {}))
-    assert sent == [{"answer": 7, "error": error, "remedy": remedy}]
+def test_instead_of_an_answer_that_cannot_be_sent_is_the_reason(
+    peer: Peer, fault: Exception, error: str, remedy: str
+) -> None:
+    peer.faults.append(fault)
+    assert peer.ask("odd") == {"error": error, "remedy": remedy}
+    assert peer.ask("odd") == {"error": "a peer has no request 'odd'", "remedy": ""}
+    assert peer.ask("state")["error"].startswith("invalid arguments of 'state': ")
+    assert peer.ask("state", worker=9) == {"error": "KeyError: 9"}
 
 
-def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:
+def test_a_worker_has_variables_of_this_rank_and_its_output_is_sent_from_the_end(peer: Peer) -> None:
+    assert peer.ask("start", **START) == {"result": 7}
+    [worker] = peer.workers
+    assert worker.started_as == (1, "agent", {**START["environment"], "PATH": "/of/this/rank"})
+    assert unpack(peer.ask("output", worker=3)["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
+    assert peer.ask("kill", worker=3) == {"result": -9}
+    assert worker.killed
+    assert eventually(lambda: peer.sent == [{"worker": 3, "ended": -9}])
+
+
+def test_a_peer_that_leaves_starts_no_worker_and_ends_all(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 asked for a worker while rank 1 left: once in seven, RuntimeError (dictionary changed size …)."""
-    sent: list[dict[str, Any]] = []
-    server = PeerServer(supervisor(), 1, sent.append, lambda: None, {}, {})
+    answers: list[Any] = []
 
-    class AskedMeanwhile:
-        """A worker's process at whose end rank 0 asks for one more. A double, because the moment is too short."""
+    def ask_meanwhile() -> None:
+        thread = threading.Thread(target=lambda: answers.append(peer.ask("start", **{**START, "worker": 4})))
+        thread.start()
+        thread.join(60)
 
-        killed = False
-
-        def kill(self) -> None:
-            self.killed = True
-            start = {"worker": 2, "role": "agent", "environment": {}}
-            thread = threading.Thread(target=server.receive, args=(PeerRequest("start", 7, start),))
-            thread.start()
-            thread.join(60)
-
-    first = AskedMeanwhile()
-    server._processes[1] = cast(Any, first)
-    server.close()
-    assert first.killed
-    assert sent == [{"answer": 7, "error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
-
-
-def test_of_a_workers_output_rank_0_gets_the_end() -> None:
-    sent: list[dict[str, Any]] = []
-    server = PeerServer(supervisor(), 1, sent.append, lambda: None, {}, {})
-    server._processes[1] = cast(Any, SimpleNamespace(output=lambda: "first" + "x" * LARGEST_OUTPUT))
-    server.receive(PeerRequest("output", 7, {"worker": 1}))
-    [answer] = sent
-    assert unpack(answer["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
+    peer.ask("start", **START)
+    monkeypatch.setattr(DoubleProcess, "at_end", staticmethod(ask_meanwhile))
+    peer.server.close()
+    assert [worker.killed for worker in peer.workers] == [True]
+    assert answers == [{"error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
+    assert peer.server.started == 1
 
 
 def more_refusals(server: EmbeddedServer, than: int) -> bool:
