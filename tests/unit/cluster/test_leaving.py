@@ -26,15 +26,13 @@ from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import MemberLeftError
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.messages import PeerRequest
+from pytest_nixl.cluster.messages import PeerRequest, WorkerLine
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT, PeerServer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import unpack
-from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, refusals, serve_etcd, wait_for_etcd
@@ -228,6 +226,26 @@ def test_a_worker_has_variables_of_this_rank_and_its_output_is_sent_from_the_end
     assert eventually(lambda: peer.sent == [{"worker": 3, "ended": -9}])
 
 
+def test_lines_to_a_worker_are_those_of_a_closed_list_and_lines_of_it_are_passed_on(peer: Peer) -> None:
+    peer.ask("start", **START)
+    worker, reader = peer.workers[0], peer.workers[0].far.makefile("r")
+    hello = {"command": "hello", "number": 1, "arguments": {"path": ["/of/rank/0"], "loads": False}}
+    for line in ("junk", json.dumps({**hello, "more": 1}), json.dumps(hello)):
+        peer.server.receive(WorkerLine(3, line))
+        peer.server.receive(WorkerLine(4, line))  # there is no such worker
+    assert json.loads(reader.readline()) == {**hello, "arguments": {"path": sys.path, "loads": False}}
+    assert peer.sent == []
+    for command in ("run", "unknown"):
+        peer.server.receive(WorkerLine(3, json.dumps({"command": command, "number": 2, "arguments": {}})))
+        answer = peer.sent.pop()
+        reason = f"rank 0 may not send {command!r} to a worker of another rank"
+        error = {"kind": "refused", "type": "refused", "message": reason, "traceback": ""}
+        assert (answer.pop("worker"), json.loads(answer.pop("line")), answer) == (3, {"number": 2, "error": error}, {})
+    worker.far.sendall(b"its answer\n")
+    assert eventually(lambda: peer.sent == [{"worker": 3, "line": "its answer"}])
+    reader.close()
+
+
 def test_a_peer_that_leaves_starts_no_worker_and_ends_all(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 asked for a worker while rank 1 left: once in seven, RuntimeError (dictionary changed size …)."""
     answers: list[Any] = []
@@ -268,24 +286,10 @@ def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> 
 
 def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.MESSAGE_SECONDS", 0.05)
-    lines: list[str] = []
+    lines, url = list[str](), "http://no-such-host.invalid:2379"
     with pytest.raises(EtcdError):
-        wait_for_etcd("http://no-such-host.invalid:2379", 1, {}, waiting=lines.append)
-    assert lines[0].startswith(
-        "waiting for the etcd that rank 0 serves at http://no-such-host.invalid:2379; 0 s of 1 s; "
-    )
-    assert "last attempt: " in lines[0]
-    assert "does not resolve" in lines[0]
-
-
-def test_a_rank_says_that_it_waits_for_an_etcd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_nixl.cluster.membership.MESSAGE_SECONDS", 0.2)
-    lines: list[str] = []
-    [port] = free_ports(1)
-    with connect(parse_endpoints(f"http://127.0.0.1:{port}")) as client, pytest.raises(EtcdError, match="refused"):
-        join(client, "nobody", 2, wanted=1, timeout=2, waiting=lines.append)
+        wait_for_etcd(url, 1, {}, waiting=lines.append)
     assert re.fullmatch(
-        rf"waiting for the etcd of group 'nobody'; \d s of 2 s; last attempt: etcd at http://127\.0\.0\.1:{port}: "
-        "connection refused, nothing listens there",
-        lines[0],
-    )
+        rf"waiting for the etcd that rank 0 serves at {url}; [01] s of 1 s; last attempt: etcd at {url}: the name "
+        "'no-such-host.invalid' does not resolve", lines[0],
+    )  # fmt: skip

@@ -30,7 +30,7 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.joining import Joining
 from pytest_nixl.cluster.membership import LATE, Membership
-from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, MailError, Message, WorkerLine
+from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
@@ -291,7 +291,6 @@ class Mail:
     """The mailbox of rank 0 of three, its client and its membership: doubles that keep what is sent and read."""
 
     def __init__(self) -> None:
-        self.written: list[int] = []
         self.deleted: list[int] = []
         self.read: list[tuple[int, str]] = []
         self.failures: list[NixlPluginError] = []
@@ -310,11 +309,8 @@ class Mail:
         assert isinstance(message, WorkerLine)
         self.read.append((sender, message.line))
 
-    def transaction(self, transaction: dict[str, Any], *, repeatable: bool = False) -> None:
-        if repeatable:  # a message may be written again after a lost answer
-            self.written.append(len(transaction["success"]))
-        else:
-            self.deleted.append(sum("request_delete_range" in part for part in transaction["success"]))
+    def transaction(self, transaction: dict[str, Any]) -> None:
+        self.deleted.append(sum("request_delete_range" in part for part in transaction["success"]))
 
     def follow(self, client: object, watched: Watched, *, closed: object) -> Iterator[WatchEvent]:
         assert (client, watched) == (self, Watched(f"{ROOT}mail/000000/", 1, prefix=True))
@@ -343,20 +339,6 @@ def sized(size: int) -> dict[str, Any]:
 def line_of(size: int) -> bytes:
     """Return such a message as it would be sent, if it were not too large."""
     return json.dumps(sized(size), separators=(",", ":")).encode()
-
-
-def test_one_request_takes_messages_up_to_the_largest_size_and_a_larger_one_is_not_sent() -> None:
-    mail, half = Mail(), LARGEST // 2
-    mail.box.send(1, sized(LARGEST))
-    with pytest.raises(MailError) as caught:
-        mail.box.send(2, sized(LARGEST + 1))
-    assert caught.value.reason == (
-        f"a message of {LARGEST + 1} bytes to rank 2 is too large for etcd, which takes {LARGEST}"
-    )
-    assert caught.value.remedy == "read and write buffers in parts of at most half a megabyte"
-    mail.box.send_each({1: sized(half), 2: sized(half)})
-    mail.box.send_each({1: sized(half), 2: sized(half + 1)})
-    assert mail.written == [1, 2, 1, 1]
 
 
 def test_a_message_is_read_once_and_up_to_the_largest_size() -> None:

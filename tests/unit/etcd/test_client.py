@@ -150,7 +150,9 @@ class TestKeys:
         assert client.lease_of("/no/lease") == 0
         assert lease.ttl == 30
         assert lease.refresh() == 30
+        assert client.time_to_live(lease.id) in ((seconds, 30) for seconds in range(31))
         lease.revoke()
+        assert client.time_to_live(lease.id) is None
         assert client.count_prefix("/l/") == 0
         lease.revoke()
         with pytest.raises(EtcdError) as caught:
