@@ -514,9 +514,11 @@ def test_a_gate_of_several_ranks_requires_a_secret_or_credentials_of_the_etcd(
 ) -> None:
     placement = Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
     require_secret(make_settings(**options), placement)
-    with nullcontext() if accepted else pytest.raises(pytest.UsageError) as caught:
+    if accepted:
         require_secret(make_settings(gate=True, **options), placement)
-    if not accepted:
+    else:
+        with pytest.raises(pytest.UsageError) as caught:
+            require_secret(make_settings(gate=True, **options), placement)
         assert str(caught.value) == (
             "--nixl-gate is refused with 2 ranks (--nixl-ranks) without a group token: anyone who can write to that "
             "etcd could change the verdict; run `export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)` on one rank and set "
@@ -595,30 +597,29 @@ def test_a_roster_has_each_member_under_its_rank() -> None:
     assert [Roster.of(key).rank_of(token) for token in ("token-1", "token-2", "token-3")] == [0, 1, None]
 
 
+ACCEPTED_ROSTERS: list[dict[str, Any]] = [
+    {"ttl": 1}, {"ttl": 86_400}, {"members": [], "refusal": "no"}, {"changes": 1 << 32},
+    {"members": [["t" * 128, "h" * 255, 1 << 32]]}, {"refusal": "x" * 65_536},
+]  # fmt: skip
+REFUSED_ROSTERS: list[dict[str, Any]] = [
+    {"ttl": 0}, {"ttl": 1.5}, {"ttl": 86_401}, {"ttl": {}}, {"members": []}, {"members": {}},
+    {"members": [["", "node-0", 7]]}, {"members": [["t" * 129, "node-0", 7]]}, {"members": [[[1], 2]]},
+    {"members": [["a/b", "node-0", 7]]}, {"members": [["t", "node-0"]]}, {"refusal": "x" * 65_537},
+    {"refusal": "\x1b"}, {"changes": -1}, {"changes": (1 << 32) + 1}, {"more": 1},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "accepted"),
-    [
-        *((changes, True) for changes in (
-            {"ttl": 1}, {"ttl": 86_400}, {"members": [], "refusal": "no"}, {"changes": 1 << 32},
-            {"members": [["t" * 128, "h" * 255, 1 << 32]]}, {"refusal": "x" * 65_536},
-        )),
-        *((changes, False) for changes in (
-            {"ttl": 0}, {"ttl": 1.5}, {"ttl": 86_401}, {"ttl": {}}, {"members": []}, {"members": {}},
-            {"members": [["", "node-0", 7]]}, {"members": [["t" * 129, "node-0", 7]]}, {"members": [[[1], 2]]},
-            {"members": [["a/b", "node-0", 7]]}, {"members": [["t", "node-0"]]}, {"refusal": "x" * 65_537},
-            {"refusal": "\x1b"}, {"changes": -1}, {"changes": (1 << 32) + 1}, {"more": 1},
-        )),
-    ],
-)  # fmt: skip
+    [*((changes, True) for changes in ACCEPTED_ROSTERS), *((changes, False) for changes in REFUSED_ROSTERS)],
+)
 def test_a_roster_is_read_up_to_its_limits(changes: dict[str, Any], accepted: bool) -> None:
     plain = {"ttl": 30, "members": ENTRIES, "refusal": "", "changes": 3, **changes}
     key = KeyValue("/g/run/frozen", json.dumps(plain).encode(), 1, 1, 1)
     with nullcontext() if accepted else pytest.raises(StrictError):
         Roster.of(key)
-    values = GroupValues("/g/")
-    with nullcontext() if accepted else pytest.raises(MembershipError, match="'/g/run/frozen'") as caught:
-        values.read_frozen(key)
-    assert accepted or caught.value.remedy == REMOVE
+    with nullcontext() if accepted else pytest.raises(MembershipError, match=f"'/g/run/frozen' (.|\n)*{REMOVE}"):
+        GroupValues("/g/").read_frozen(key)
 
 
 @pytest.mark.parametrize(

@@ -576,8 +576,8 @@ class TestWords:
             (candidates(3, size=3), 3, ["rank 3, requested by h0 (pid 1), is not in the range 0 to 2"]),
             # As many are named as there are, up to four conflicts and eight processes of each.
             (candidates(*[5, 5, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4], size=12, hosts="abcdefghijkl"), 12, [
-                *(f"rank {rank} is requested twice, by {a} (pid 1) and {b} (pid 1)"
-                  for rank, (a, b) in enumerate(("cd", "ef", "gh", "ij"))),
+                *(f"rank {rank} is requested twice, by {pair[0]} (pid 1) and {pair[1]} (pid 1)"
+                  for rank, pair in enumerate(("cd", "ef", "gh", "ij"))),
                 "2 more conflicts",
             ]),
             (candidates(*[0] * 10, size=10), 10, ["rank 0 is requested 10 times, by "

@@ -86,7 +86,8 @@ def test_a_message_is_read_up_to_its_limits(message: object, plain: Plain, field
 
 def test_an_error_needs_no_remedy_and_has_no_result_and_other_values_are_no_messages() -> None:
     assert read_message({"answer": 3, "error": "no"}) == PeerAnswer(3, None, "no", "")
-    for plain in (None, [], "ask", 1, {}, {"answer": 1, "error": "x", "result": 1}):
+    strange: list[Any] = [None, [], "ask", 1, {}, {"answer": 1, "error": "x", "result": 1}]
+    for plain in strange:
         with pytest.raises(StrictError):
             read_message(plain)
 

@@ -243,7 +243,7 @@ class TestServe:
             "give every rank another port; if that process is an etcd for this group, give --nixl-etcd URL instead"
         )
         address = "give an address of rank 0's host and a free port above 1023; 0.0.0.0:PORT stands for all addresses"
-        monkeypatch.setattr(module.socket, "gethostbyname", partial(_resolve, module.socket.gethostbyname))
+        monkeypatch.setattr(socket, "gethostbyname", partial(_resolve, socket.gethostbyname))
         with socket.create_server(("127.0.0.1", 0)) as other:
             taken = other.getsockname()[1]
             for host, port, reason, remedy in (
@@ -477,7 +477,7 @@ def test_a_host_without_a_route_has_the_address_of_its_first_interface(
         def connect(self, address: object) -> None:
             raise OSError("Network is unreachable")
 
-    monkeypatch.setattr(module.socket, "socket", NoRoute)
+    monkeypatch.setattr(socket, "socket", NoRoute)
     monkeypatch.setattr(module, "ask_addresses", lambda: addresses)
     assert own_address() == own
 

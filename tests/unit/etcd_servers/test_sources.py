@@ -45,7 +45,13 @@ from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer, ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, Settings
-from pytest_nixl.processes.container import ContainerError, image_present, testcontainers_installed
+from pytest_nixl.processes.container import (
+    Container,
+    ContainerError,
+    ContainerProgram,
+    image_present,
+    testcontainers_installed,
+)
 from pytest_nixl.processes.leftovers import remove_tree
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
 
@@ -364,10 +370,12 @@ class TestContainer:
                 docker_container=lambda: nullcontext(engine),
             )  # fmt: skip
             monkeypatch.setattr(container_module, "docker", SimpleNamespace(errors=SimpleNamespace(APIError=Error)))
-            monkeypatch.setattr(
-                container_module.Container, "start",
-                lambda program, image, client, *, pull: log.append((program.command, image, client, pull)) or container,
-            )  # fmt: skip
+
+            def start(program: ContainerProgram, image: str, client: SupervisorClient, *, pull: bool) -> object:
+                log.append((program.command, image, client, pull))
+                return container
+
+            monkeypatch.setattr(Container, "start", start)
             server = ContainerServer.start("mine/etcd:1", own_client, True)
             assert (server.name, server.endpoint, server.stopped) == (container.name, etcd.url, False)
             with server.client() as client:

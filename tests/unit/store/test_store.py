@@ -187,6 +187,18 @@ def test_a_file_that_cannot_be_written_completely_is_removed(tmp_path: Path) -> 
     assert list(store.iterdir()) == []
 
 
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the records that are read from now on."""
+    opened: list[str] = []
+
+    def read(path: Path) -> RecordedRun:
+        opened.append(path.name)
+        return read_recorded(path)
+
+    monkeypatch.setattr(store_module, "read_recorded", read)
+    return opened
+
+
 def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "000-torn.json").write_text("{")
     (tmp_path / "000-folder.json").mkdir()
@@ -197,13 +209,7 @@ def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkey
         write(tmp_path / f"{week:03d}.json", data)
     for path in tmp_path.iterdir():
         os.utime(path, (1e9, 1e9))
-    opened: list[str] = []
-
-    def counted(path: Path) -> RecordedRun:
-        opened.append(path.name)
-        return read_recorded(path)
-
-    monkeypatch.setattr(store_module, "read_recorded", counted)
+    opened = counting(monkeypatch)
     store = Store(tmp_path)
     first = store.summaries()
     assert len(opened) == FEWEST_NEW + 2
@@ -257,10 +263,9 @@ def test_an_unusable_index_is_ignored(tmp_path: Path, monkeypatch: pytest.Monkey
     changed = re.sub(part, lambda _: other, usable, count=1)
     assert changed != usable
     (tmp_path / INDEX).write_text(changed)
-    opened: list[Path] = []
-    monkeypatch.setattr(store_module, "read_recorded", lambda path: opened.append(path) or read_recorded(path))
+    opened = counting(monkeypatch)
     assert Store(tmp_path).summaries() == first
-    assert len(opened) == 2
+    assert opened == ["000.json", "001.json"]
 
 
 @pytest.mark.parametrize("kind", ["directory", "FIFO", "link to itself"])
