@@ -20,6 +20,7 @@ import pytest
 from helpers.cli_run import BANDWIDTH, profile, run
 from helpers.etcd import Etcd, running_etcd, turn_authentication_on
 
+from pytest_nixl.cluster import etcd as cluster_etcd
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed, require_etcd, require_secret
 from pytest_nixl.cluster.group import (
@@ -47,6 +48,7 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd.transaction import KeyValue
+from pytest_nixl.etcd_servers.rank0 import credentials
 from pytest_nixl.etcd_servers.sources import ExternalServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import supervisor
@@ -665,6 +667,23 @@ def test_an_existing_etcd_is_used_without_waiting_for_one(make_settings: Callabl
     assert isinstance(meeting, ExternalServer)
     assert meeting.endpoint == "http://127.0.0.1:1"
     assert waits == []
+
+
+@pytest.mark.parametrize("token", ["", "t"])
+def test_a_peer_waits_for_the_etcd_of_rank_0_and_uses_it_with_the_certificates_of_its_token(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    waits: list[object] = []
+    monkeypatch.setattr(cluster_etcd, "wait_for_etcd", lambda *arguments: waits.append(arguments))
+    monkeypatch.setenv("MASTER_ADDR", "node-0")
+    settings = make_settings(etcd_listen=":2379", group_token=token, join_timeout=7.0)
+    meeting = meeting_etcd(settings, Placement(2, 1, "g", "x", None, ()), supervisor(), print)
+    endpoint = f"{'https' if token else 'http'}://node-0:2379"
+    certificates = credentials(token, supervisor().directory)
+    assert isinstance(meeting, ExternalServer)
+    assert meeting.endpoint == endpoint
+    assert {name: text for name, text in meeting.credentials.items() if text} == certificates
+    assert waits == [(endpoint, 7.0, certificates, print)]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELA
             {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "lws-0.lws.ns"},
             LauncherPlacement("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", 1, 2, "", "lws-0.lws.ns"),
         ),
+        # The first of several that are set, in this order.
+        ({"PMI_RANK": "2", "PMI_SIZE": "3", **TORCHRUN}, LauncherPlacement("PMI", "PMI_RANK", 2, 3)),
+        ({**TORCHRUN, "JOB_COMPLETION_INDEX": "5"}, LauncherPlacement("torchrun", "RANK", 0, 8, "abc", "10.0.0.1")),
+        (
+            {"JOB_COMPLETION_INDEX": "5", "LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2"},
+            LauncherPlacement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 5),
+        ),
         # A batch script without a step: its SLURM_PROCID is not a rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "17"}, None),
         ({"RANK": "3"}, None),
@@ -79,6 +86,7 @@ def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], message
         ("n[1-4]", "n1"),
         ("n[07-12,20],m1", "n07"),
         ("n[5,9]-ib", "n5-ib"),
+        ("n[a]-ib", "n"),
         ("a,b", "a"),
         ("10.0.0.1", "10.0.0.1"),
         ("", ""),

@@ -34,7 +34,7 @@ from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, Message, Wo
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult, encode
+from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult, decode, encode
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session import check_result
 from pytest_nixl.session.parsers import parse_lease
@@ -292,6 +292,8 @@ class Mail:
 
     def __init__(self) -> None:
         self.deleted: list[int] = []
+        self.sent: list[list[str]] = []
+        self.interrupted: list[BaseException] = []
         self.read: list[tuple[int, str]] = []
         self.failures: list[NixlPluginError] = []
         #: The mail that comes: the end of each key, and its value; or the error that ends the reading.
@@ -299,17 +301,27 @@ class Mail:
         self.values = GroupValues(ROOT)
         membership = SimpleNamespace(
             root=ROOT, rank=0, members=MANY[:3], values=self.values, lease=SimpleNamespace(id=7), follow=self.follow,
-            retry=lambda ask, *_: ask(),
+            retry=self.retry,
         )  # fmt: skip
         self.box = Mailbox(
             cast(EtcdClient, self), cast(Any, membership), handle=self.handle, failed=self.failures.append
         )
 
+    def retry(self, ask: Callable[[], object], *_: object) -> object:
+        if self.interrupted:
+            raise self.interrupted.pop()
+        return ask()
+
     def handle(self, sender: int, message: Message) -> None:
         assert isinstance(message, WorkerLine)
         self.read.append((sender, message.line))
 
-    def transaction(self, transaction: dict[str, Any]) -> None:
+    def transaction(self, transaction: dict[str, Any], *, repeatable: bool = False) -> None:
+        if repeatable:  # a message may be written again after a lost answer
+            puts = [part["request_put"] for part in transaction["success"]]
+            assert {put["lease"] for put in puts} == {7}
+            self.sent.append([decode(put["key"]).decode().removeprefix(f"{ROOT}mail/") for put in puts])
+            return
         self.deleted.append(sum("request_delete_range" in part for part in transaction["success"]))
 
     def follow(self, client: object, watched: Watched, *, closed: object) -> Iterator[WatchEvent]:
@@ -344,7 +356,7 @@ def line_of(size: int) -> bytes:
 def test_a_message_is_read_once_and_up_to_the_largest_size() -> None:
     mail = Mail()
     numbers = ((0, LARGEST), (0, 100), (1, LARGEST + 1), (1, 101), (1, 100), (3, 102), (2, 100))
-    strange = ("000003/000000000000", "000002/x", "000002")
+    strange = ("000003/000000000000", "000002/x", "000002", "000002/", "/000000000000")
     mail.read_all(
         *((f"000001/{number:012d}", line_of(size)) for number, size in numbers),
         ("000002/000000000001", line_of(103)),
@@ -354,6 +366,20 @@ def test_a_message_is_read_once_and_up_to_the_largest_size() -> None:
     ignored = {key.removeprefix(f"{ROOT}mail/000000/"): reason for key, reason in mail.values.ignored.items()}
     assert list(ignored) == ["000001/000000000001", *strange]
     assert {ignored[key] for key in strange} == {"it is not the key of a message from a rank of this group"}
+
+
+def test_a_thread_that_is_interrupted_leaves_its_messages_to_the_next_one() -> None:
+    mail = Mail()
+    mail.interrupted.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        mail.box.send(1, sized(100))
+    mail.box.send_each({1: sized(100), 2: sized(100)})
+    first, second, other = "000001/000000/000000000000", "000001/000000/000000000001", "000002/000000/000000000000"
+    assert mail.sent == [[first, other], [second]]
+    mail.interrupted.append(NixlPluginError("etcd is gone"))
+    with pytest.raises(NixlPluginError, match="etcd is gone"):
+        mail.box.send(1, sized(100))
+    assert len(mail.sent) == 2
 
 
 def test_a_mailbox_deletes_what_it_has_read_once() -> None:
