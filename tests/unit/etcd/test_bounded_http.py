@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import re
 import socket
 import threading
 import time
@@ -247,6 +248,22 @@ def test_an_invalid_token_is_not_sent(token: object) -> None:
             with pytest.raises(EtcdError, match="/v3/auth/authenticate") as caught:
                 client.get("/a")
             assert "s3cret" not in str(caught.value)
+
+
+PASSWORD = 'Sw0rd"fish;1'
+
+
+REFUSED = {"code": 2, "message": f"refused {PASSWORD} of {json.dumps({'name': 'me', 'password': PASSWORD})}"}
+
+
+@pytest.mark.parametrize("body", [REFUSED, {}])
+def test_an_error_that_repeats_the_password_is_shown_without_it(body: dict[str, object]) -> None:
+    """It is in the message, which has the request as JSON, and in the reason, which is shown if there is no message."""
+    answer = http(json.dumps(body).encode(), status=f"500 refused {PASSWORD}")
+    with serving(lambda: [answer]) as endpoint, connect([endpoint], user="me", password=PASSWORD) as client:
+        with pytest.raises(EtcdError, match=r"refused \*\*\*") as caught:
+            client.get("/x")
+    assert not re.search("fish|Sw0rd", str(caught.value))
 
 
 @pytest.mark.long

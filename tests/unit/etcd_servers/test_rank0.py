@@ -7,13 +7,12 @@ import contextlib
 import socket
 import ssl
 import stat
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,8 +20,8 @@ from pathlib import Path
 import pytest
 import requests
 from cryptography import x509
-from helpers.etcd import environment, separate_supervisor
-from helpers.needs import need_programs
+from helpers.etcd import separate_supervisor
+from helpers.namespaces import one_host, require_tools
 
 from pytest_nixl.cluster.etcd import find_etcd
 from pytest_nixl.cluster.placement import LauncherPlacement
@@ -353,101 +352,15 @@ class TestWait:
             other.shutdown(socket.SHUT_RDWR)
 
 
-SERVER = """
-import sys
-from pytest_nixl.etcd_servers.rank0 import ListenAddress, serve_etcd
-from pytest_nixl.processes.supervisor import close_supervisor, supervisor
-
-server = serve_etcd(supervisor(), ListenAddress.parse(sys.argv[1]), sys.argv[2])
-print(server.endpoint, flush=True)
-sys.stdin.read()
-server.discard()
-close_supervisor()
-"""
-CLIENT = """
-import sys
-from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.rank0 import credentials, wait_for_etcd
-from pytest_nixl.processes.supervisor import supervisor
-
-url, token = sys.argv[1:]
-certificates = credentials(token, supervisor().directory)
-try:
-    wait_for_etcd(url, 80, certificates)
-    with connect(parse_endpoints(url), **certificates) as client:
-        client.put("/from", b"another host")
-        print(client.get("/from").decode())
-except EtcdError as error:
-    print(error.reason)
-"""
-HOLD = "ip link set lo up && echo up && exec sleep infinity"
-
-
-@contextmanager
-def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield command prefixes that run a command on 10.98.0.1 and on 10.98.0.2, two connected network namespaces."""
-    need_programs("ip", "nsenter", "setpriv", "unshare", root=True)
-    with ExitStack() as stack:
-        holders = []
-        for _ in range(2):
-            command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", HOLD]
-            holder = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            stack.callback(holder.kill)
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == "up\n"
-            holders.append(holder.pid)
-        cable = ["ip", "link", "add", "veth0", "netns", str(holders[0]), "type", "veth", "peer", "name", "veth0"]
-        subprocess.run([*cable, "netns", str(holders[1])], check=True)
-        prefixes = [["nsenter", f"--target={pid}", "--net"] for pid in holders]
-        for number, prefix in enumerate(prefixes, 1):
-            subprocess.run([*prefix, "ip", "address", "add", f"10.98.0.{number}/24", "dev", "veth0"], check=True)
-            subprocess.run([*prefix, "ip", "link", "set", "veth0", "up"], check=True)
-        yield prefixes[0], prefixes[1]
-
-
-@pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "with a token"])
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.98.0.1"])
-def test_another_host_can_use_it(host: str, token: str) -> None:
-    with two_hosts() as (first_host, other):
-
-        def ask(url: str, with_token: str) -> str:
-            command = [*other, sys.executable, "-c", CLIENT, url, with_token]
-            return subprocess.run(
-                command, env=environment(), capture_output=True, text=True, timeout=300, check=True
-            ).stdout
-
-        serving = subprocess.Popen(
-            [*first_host, sys.executable, "-c", SERVER, f"{host}:12379", token],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with serving:
-            assert serving.stdout is not None
-            url = serving.stdout.readline().strip()
-            scheme = "https" if token else "http"
-            assert url == f"{scheme}://10.98.0.1:12379", "no default route: the address of the only other interface"
-            assert ask(url, token) == "another host\n"
-            if token:
-                url = url.replace("https", "http")
-                assert ask(url, "") == f"etcd at {url}: rank 0 has a group token, and this rank has none\n"
-        assert serving.returncode == 0
-
-
 def test_the_address_of_the_default_route_comes_first() -> None:
-    with two_hosts() as (first_host, _):
-        cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
-        more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
-        route = "ip route add default via 10.97.0.2"
-        script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
-        for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
-            subprocess.run([*first_host, "sh", "-c", setup], check=True)
-            asking = [*first_host, sys.executable, "-c", script]
-            answer = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=300, check=True)
-            assert answer.stdout == f"{expected}\n"
+    require_tools()
+    interface = "ip link add veth2 type veth peer name veth3 && ip link set veth2 up && ip link set veth3 up"
+    more = f"{interface} && ip address add 10.97.0.1/24 dev veth2"
+    script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
+    with one_host() as host:
+        for setup, expected in ((more, "10.99.0.1"), ("ip route add default via 10.97.0.2", "10.97.0.1")):
+            host.run("sh", "-c", setup)
+            assert host.run(sys.executable, "-c", script) == f"{expected}\n"
 
 
 def _resolve(really: Callable[[str], str], name: str) -> str:
