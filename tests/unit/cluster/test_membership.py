@@ -139,25 +139,6 @@ def test_requested_ranks_are_given_and_the_free_ones_in_order_of_arrival(
     meeting.barrier(members)
 
 
-@pytest.mark.parametrize(("token", "of_joining", "of_a_barrier"), [("", 4, 2), ("t", 5, 3)])
-def test_number_of_requests_does_not_grow_with_the_group(
-    meeting: Meeting, token: str, of_joining: int, of_a_barrier: int
-) -> None:
-    size = 12
-    proxies = [meeting.path.client() for _ in range(size)]
-    ranks = [None if number % 2 else number for number in range(size)]
-    urls = [proxied.endpoint for proxied in proxies]
-    members = [
-        registration.result(SECONDS) for registration in meeting.claim("few", *ranks, urls=urls, token=token, ttl=300)
-    ]
-    assert max(len(proxied.requests) for proxied in proxies) <= of_joining, meeting.path.describe()
-    for _ in range(3):
-        before = [len(proxied.requests) for proxied in proxies]
-        meeting.barrier(members)
-        sent = [len(proxied.requests) - count for proxied, count in zip(proxies, before, strict=True)]
-        assert max(sent) <= of_a_barrier, meeting.path.describe()
-
-
 def test_a_barrier_waits_for_the_last_rank(meeting: Meeting) -> None:
     members = meeting.group("wait", 3)
     for turn, late in enumerate([*members, members[0]], 1):
@@ -620,22 +601,6 @@ class TestLeases:
         remedy = f"if its host is busy with other work, give every rank --nixl-lease={longer}s; " if longer else ""
         assert longer_lease(ttl, "its host") == remedy
         assert longer is None or option.parse(f"{longer}s") == longer
-
-    @pytest.mark.long
-    def test_a_lease_is_refreshed(self, meeting: Meeting) -> None:
-        [joining] = meeting.claim("kept", None, ttl=12)
-        member = joining.result(SECONDS)
-        seconds_left: list[int] = []
-
-        def refreshed() -> bool:
-            seconds = meeting.client.time_to_live(member.lease.id)
-            assert seconds is not None
-            seconds_left.append(seconds[0])
-            return seconds[0] > min(seconds_left)
-
-        wait_until(refreshed, "more time than was left before", seconds=60)
-        meeting.has("kept/members/", 1)
-        member.check()
 
     @pytest.mark.long
     def test_a_member_stops_before_etcd_ends_its_lease(self, meeting: Meeting) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTTP/2 connection through the proxy: streams that a client withdraws, or an etcd ends or resets.
+"""A connection through the proxy: HTTP/2 streams that a client withdraws or an etcd ends or resets; and HTTP/1.1.
 
 Client, etcd and their connections are doubles, because no etcd resets a stream when a test says so.
 """
@@ -7,6 +7,7 @@ Client, etcd and their connections are doubles, because no etcd resets a stream 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import h2.config
@@ -14,7 +15,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from pytest_nixl.etcd.proxy.connection import Http2, _take_messages
+from pytest_nixl.etcd.proxy.connection import Http1, Http2, _take_messages
 from pytest_nixl.etcd.proxy.request import Access, Request
 
 ANSWER = [(":status", "200"), ("content-type", "application/grpc")]
@@ -192,3 +193,49 @@ def test_only_whole_messages_are_taken_from_a_body() -> None:
     assert body == partial
     assert list(_take_messages(bytearray(5))) == [b""]
     assert list(_take_messages(bytearray(4))) == []
+
+
+HTTP1_ANSWER = b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\nok"
+HTTP1_REQUEST = b"POST /v3/kv/range HTTP/1.1\r\nhost: e\r\ncontent-length: 2\r\n%s\r\n{}"
+
+
+class Http1Link:
+    """A connection through the proxy, and its client."""
+
+    def __init__(self) -> None:
+        self.down, self.up, self.closed = b"", b"", False
+        self.client = self
+
+    def arrived(self, link: object, method: str, accesses: object, forward: Callable[[], None]) -> Any:
+        forward()
+        return SimpleNamespace(method=method, stream=False)
+
+    def answered(self, link: object, request: object, body: bytes, deliver: Callable[[], None]) -> None:
+        deliver()
+
+    def to_client(self, data: bytes) -> None:
+        self.down += data
+
+    def to_server(self, data: bytes) -> None:
+        self.up += data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("header", "closed"), [(b"", False), (b"connection: keep-alive\r\n", False), (b"connection: close\r\n", True)]
+)
+def test_a_connection_is_closed_after_an_answer_if_the_client_asks_for_it(header: bytes, closed: bool) -> None:
+    link = Http1Link()
+    connection = Http1(cast(Any, link))
+    connection.from_client(HTTP1_REQUEST % header)
+    assert (link.up, link.down) == (HTTP1_REQUEST % header, b"")
+    connection.from_server(HTTP1_ANSWER)
+    assert link.down == (
+        HTTP1_ANSWER if not closed else HTTP1_ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    )
+    assert link.closed is closed
+    if not closed:
+        connection.from_client(HTTP1_REQUEST % header)
+        assert link.up == 2 * (HTTP1_REQUEST % header)
