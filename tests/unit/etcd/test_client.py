@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +18,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import requests
 from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_on, wait_until
 from helpers.stopped import stopped
 
@@ -27,7 +25,6 @@ from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.etcd.errors import EtcdError, explain_answer
-from pytest_nixl.etcd.members import _TokenAuth
 
 
 @pytest.fixture(scope="module")
@@ -321,33 +318,6 @@ class TestPasswords:
             assert client.get("/bob/1") is None
             assert client.endpoints == (guarded.url,)
             assert "bob" not in repr(client)
-
-    @pytest.mark.long
-    def test_a_token_is_renewed(self, guarded: Etcd) -> None:
-        with connect([guarded.endpoint], user="bob", password="b") as client:
-            client.put("/bob/t", b"1")
-            session = client._session
-            assert isinstance(session.auth, _TokenAuth)
-            token = session.auth._token
-            assert token is not None
-            with connect([guarded.endpoint], user="root", password="pw") as root:
-                # etcd removes expired tokens once per second.
-                wait_until(
-                    lambda: self.refused(guarded, token) and root.count_prefix("/") > 0, 60, "the token has expired"
-                )
-            assert client.get("/bob/t") == b"1"
-            assert session.auth._token != token
-            assert client.delete("/bob/t")
-
-    @staticmethod
-    def refused(etcd: Etcd, token: str) -> bool:
-        # Unlike a permitted request, a forbidden request does not extend the life of the token.
-        time.sleep(1.2)
-        headers = {"Authorization": token}
-        return (
-            requests.post(f"{etcd.url}/v3/kv/range", json={"key": "YQ=="}, headers=headers, timeout=60).status_code
-            == 401
-        )
 
 
 class TestOtherServers:
