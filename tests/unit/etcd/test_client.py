@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,15 +180,19 @@ def test_a_stopped_etcd_is_late() -> None:
 
 
 def test_variables_of_proxies_and_certificates_are_ignored(
-    servers: Callable[[str], Etcd], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    servers: Callable[[str], Etcd], certificates: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    text = Path(certificates.client).read_text()
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    key.write_text(text[: text.index("-----BEGIN CERTIFICATE")])
+    cert.write_text(text[text.index("-----BEGIN CERTIFICATE") :])
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, str(nowhere()))
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", certificates.other_ca)
     accepted: list[tuple[str, dict[str, Any]]] = [
         ("plain", {}), ("tls", {"cacert": certificates.ca}),
         ("mutual", {"cacert": certificates.ca, "cert": certificates.client}),
-        ("mutual", {"cacert": certificates.ca, "cert": certificates.client, "key": certificates.client}),
+        ("mutual", {"cacert": certificates.ca, "cert": str(cert), "key": str(key)}),
         ("guarded, mutual",
          {"cacert": certificates.ca, "cert": certificates.client, "user": "root", "password": "pw"}),
         ("plain", {"user": "root", "password": "pw"}),  # where none is needed

@@ -109,6 +109,15 @@ def test_a_request_and_its_answer_pass_whole() -> None:
     assert link.withdrawn_requests == []
 
 
+@pytest.mark.parametrize(("method", "body"), [("Put", PUT), ("Watch", WATCH)])
+def test_an_error_of_etcd_which_is_headers_alone_ends_its_stream(method: str, body: bytes) -> None:
+    link = Link()
+    link.ask(method, body, end=method == "Put")
+    link.far.send_headers(1, [*ANSWER, ("grpc-status", "5")], end_stream=True)
+    link.send()
+    assert [*link.kinds(link.seen)] == ["ResponseReceived", "StreamEnded"]
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_request_that_its_client_withdraws_is_withdrawn_from_the_etcd_too(held: bool) -> None:
     link = Link(held=held)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -297,6 +298,13 @@ def named(name: str) -> Exception:
     return error
 
 
+def tls_error(alert: str) -> ssl.SSLError:
+    """Return the error of a handshake that ended with this alert."""
+    error = ssl.SSLError(1, f"[SSL] {alert}")
+    error.reason = alert.upper().replace(" ", "_")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "cause", "words"),
     [
@@ -310,6 +318,9 @@ def named(name: str) -> Exception:
         (OSError("invalid path: /no/file"), "bad-file", "certificate file does not exist"),
         (OSError(errno.ENETUNREACH, "no"), "unreachable", "no route"),
         (OSError(errno.EHOSTUNREACH, "no"), "unreachable", "no route"),
+        (tls_error("tlsv13 alert certificate required"), "certificate-required", "it asks for a client certificate"),
+        (tls_error("wrong version number"), "tls", "the TLS handshake failed (wrong version number)"),
+        (tls_error(""), "tls", "the TLS handshake failed (connection ended)"),
         (named("BadStatusLine"), "", "it does not speak HTTP"),
         (OSError("it failed"), "closed", "without an answer"),
     ],

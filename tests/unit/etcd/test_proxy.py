@@ -258,6 +258,10 @@ class TestSeen:
         assert str(caught.value).splitlines() == [
             "waited 0.1 s for nothing", "the last requests through the etcd proxy:", *lines,
         ]  # fmt: skip
+        for _ in range(8):
+            scene.through(second).get("/t/1")
+        last = [f"second {number}: Range(/t/1), answered" for number in range(3, 11)]
+        assert scene.path.describe().splitlines()[1:] == [lines[0], *last], "the last eight of each"
 
 
 def put_by_gateway(proxied: ProxyClient) -> subprocess.Popen[bytes]:
