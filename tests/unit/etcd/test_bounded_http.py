@@ -140,6 +140,7 @@ REQUESTS: dict[str, Callable[[EtcdClient], object]] = {
     "status": lambda client: client.status(),
     "get": lambda client: client.get("/a"),
     "get_prefix": lambda client: client.get_prefix("/a"),
+    "count_prefix": lambda client: client.count_prefix("/a"),
     "put": lambda client: client.put("/a", b""),
     "delete": lambda client: client.delete("/a"),
     "lease": lambda client: client.lease(5),
@@ -195,7 +196,7 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
             sentence(error, endpoint)
         else:
             # A header alone is a valid answer of an etcd without keys; a status may contain anything.
-            empty = {"a header only": ("get", "get_prefix", "put", "delete", "create", "watch"),
+            empty = {"a header only": ("get", "get_prefix", "count_prefix", "put", "delete", "create", "watch"),
                      "nulls": ("put", "delete"), "wrong types": ("put", "delete"), "no UTF-8": ("watch",)}  # fmt: skip
             assert request_name in (*empty.get(kind, ()), "status")
             assert not message or request_name == "status"
