@@ -87,7 +87,7 @@ def test_a_host_without_devices_has_the_name_of_its_machine(host: Host, text: st
 LABELS = {
     "etc/podinfo/labels": 'app="x"\npytest-nixl/image="of a label"\n',
     "etc/podinfo/annotations": 'a b="c"\n'
-    'pytest-nixl/image="pod:\\"1\\""\npytest-nixl/image-digest="sha256:33"\nz="" \n',
+    'pytest-nixl/image="pod:\\"1\\""\npytest-nixl/image-digest="sha256:33"\nz="" \nx pytest-nixl/image="other"\n',
 }
 OPTION, POD = "--nixl-image or NIXL_IMAGE", "downward API"
 
