@@ -53,7 +53,7 @@ def test_groups_without_members_are_removed_and_others_are_named_and_kept(client
     die(client, "a")
     die(client, "b", "token")
     with join(client, "alive", 1, ttl=TTL, host="node-a", token="token") as member:
-        before, own = client.get_prefix(""), client.get_prefix(member.root)
+        before, own_keys = client.get_prefix(""), client.get_prefix(member.root)
         for dry_run in (True, False):
             cleaned = clean(client, dry_run=dry_run)
             assert (cleaned.removed, cleaned.keys) == ((DeadGroup("a", 3), DeadGroup("b", 3)), 6)
@@ -65,7 +65,7 @@ def test_groups_without_members_are_removed_and_others_are_named_and_kept(client
                 "end these processes first; a killed process stays a member until its lease expires (6 s, unless that "
                 "run had another --nixl-lease)"
             )
-            assert client.get_prefix("" if dry_run else PREFIX) == (before if dry_run else own)
+            assert client.get_prefix("" if dry_run else PREFIX) == (before if dry_run else own_keys)
         member.barrier(SECONDS)
     cleaned = clean(client)
     cleaned.check()

@@ -173,8 +173,8 @@ class Peer:
         self.sent: list[dict[str, Any]] = []
         self.faults: list[Exception] = []
         self.workers: list[DoubleProcess] = []
-        own: dict[str, str | None] = {"PATH": "/of/this/rank"}
-        self.server = PeerServer(supervisor(), 1, self.send, lambda: None, {}, own)
+        variables: dict[str, str | None] = {"PATH": "/of/this/rank"}
+        self.server = PeerServer(supervisor(), 1, self.send, lambda: None, {}, variables)
         monkeypatch.setattr(peer_server, "LocalProcess", self.process)
 
     def process(self, *arguments: Any) -> DoubleProcess:

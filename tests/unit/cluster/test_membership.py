@@ -470,14 +470,14 @@ class TestWaiting:
         messages: list[str] = []
         killed = f"{PREFIX}/say/members/killed"
         # What a rank leaves that was killed: a key whose lease ends later.
-        left = Candidate("killed", "node-0", 7131, 3, requested).value
+        leftover = Candidate("killed", "node-0", 7131, 3, requested).value
         if first:
-            meeting.client.put(killed, left)
+            meeting.client.put(killed, leftover)
         late = meeting.claim("say", None, size=3, waiting=messages.append, host="b")
         us, it = f"b (pid {PID})", "node-0 (pid 7131)"
         if not first:
             _wait_for(messages, f"waiting for 2 of 3 ranks of group 'say'; arrived: {us}")
-            meeting.client.put(killed, left)
+            meeting.client.put(killed, leftover)
         both = f"{it}, {us}" if first else f"{us}, {it}"
         _wait_for(messages, f"waiting for 1 of 3 ranks of group 'say'; arrived: {both}")
         meeting.client.delete(killed)

@@ -336,9 +336,9 @@ def test_rank_0s_own_lease_ends_the_run_and_a_peers_only_its_waits(parts: Parts)
     parts.lost(parts.members[2], GONE)
     assert eventually(lambda: driver.gone == [GONE])
     assert (driver.peers[1].gone, stopped) == (False, [])
-    own = NixlPluginError("its lease ended")
-    parts.lost(parts.members[0], own)
-    assert (driver.gone, stopped) == ([own, GONE], [own])
+    lost_lease = NixlPluginError("its lease ended")
+    parts.lost(parts.members[0], lost_lease)
+    assert (driver.gone, stopped) == ([lost_lease, GONE], [lost_lease])
 
 
 def test_a_peer_that_says_why_it_leaves_is_lost_and_ended_and_others_go_on(parts: Parts) -> None:

@@ -120,8 +120,8 @@ class Scene:
         self.membership.rank = rank
         placement = Placement(2, rank, "g", "--nixl-ranks", None, ())
         supervisor = cast(SupervisorClient, SimpleNamespace(directory=self.folder / "workers"))
-        given = self.make_settings(**{"log_dir": str(self.folder), **settings})
-        session = RankSession(given, placement, COMMAND, supervisor, self.log.append)
+        own_settings = self.make_settings(**{"log_dir": str(self.folder), **settings})
+        session = RankSession(own_settings, placement, COMMAND, supervisor, self.log.append)
         self.log.clear()
         if rank == 0 and drives:
             session.drive(lambda _: None)
@@ -246,14 +246,16 @@ def test_a_description_of_the_group_has_the_logs_of_all_living_ranks_and_is_made
     assert list(cast("dict[str, str]", worker_logs).items()) == list(logs.items())
 
 
-@pytest.mark.parametrize(("code", "kept"), [(0, 1), (3, 3)])
-def test_a_rank_that_is_lost_at_the_end_fails_the_run(scene: Scene, code: int, kept: int) -> None:
+@pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (3, 3)])
+def test_a_rank_that_is_lost_at_the_end_fails_the_run(scene: Scene, code: int, exit_code: int) -> None:
     session = scene.session()
     scene.fault = GONE
     assert session.finish(Ending(code, "NIXL gate: PASS", verdict_fields={"verdict": "PASS"})) == [str(GONE)]
     assert session.faults == [GONE]
     verdict = scene.verdict()
-    assert (verdict["exit_code"], verdict["fault"]) == (kept, str(GONE)), "the exit code of a run that failed stays"
+    assert (verdict["exit_code"], verdict["fault"]) == (exit_code, str(GONE)), (
+        "the exit code of a run that failed stays"
+    )
     assert verdict["interrupted"] == "INTERRUPTED: rank 1 is gone"
     assert scene.log[-4:] == ["close driver", *LEAVING]
 
@@ -370,7 +372,7 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
     """The client is a double, because no etcd ends a watch when a test says so."""
     lost: list[tuple[int, str]] = []
     opened: list[dict[str, int]] = []
-    made, watched_twice = threading.Event(), threading.Event()
+    constructed, watched_twice = threading.Event(), threading.Event()
 
     def read(payload: Any) -> dict[str, Any]:
         """Return that the keys of ranks 0 and 2 are there."""
@@ -386,7 +388,7 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
         opened.append({prefix.key.removeprefix("/g/members/"): prefix.since for prefix in watched})
         assert all(prefix.deletions and prefix.prefix is (ranks is None) for prefix in watched)
         if len(opened) > 1:
-            assert made.wait(60)
+            assert constructed.wait(60)
             guard.close()
             watched_twice.set()
         for key in ("t0", "stranger"):
@@ -396,7 +398,7 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
     membership = Membership(client, "g", 3, ttl=6, root="/g/", host="h", wanted=None)
     membership.accept(Roster(KeyValue("/g/run/frozen", b"", 9, 9, 1), 6, MEMBERS, ""), 0, 10)
     guard = MembershipWatch(client, membership, lambda member, error: lost.append((member.rank, error.reason)), ranks)
-    made.set()
+    constructed.set()
     assert watched_twice.wait(60)
     reason = "its process ended, or its lease expired because etcd heard nothing from it"
     assert lost == [

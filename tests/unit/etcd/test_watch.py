@@ -200,9 +200,9 @@ def test_a_watch_ends_with_what_no_etcd_sends_and_with_a_refusal(
 
 def test_a_watch_of_deletions_asks_for_no_writes() -> None:
     request = {"start_revision": 9, "watch_id": 3}
-    one, many = Watched("k", 5), Watched("k/", 5, prefix=True, deletions=True)
-    assert one.payload(3, 9) == {"key": encode("k"), **request}
-    assert many.payload(3, 9) == {**key_range("k/"), "filters": ["NOPUT"], **request}
+    key, keys = Watched("k", 5), Watched("k/", 5, prefix=True, deletions=True)
+    assert key.payload(3, 9) == {"key": encode("k"), **request}
+    assert keys.payload(3, 9) == {**key_range("k/"), "filters": ["NOPUT"], **request}
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def test_this_host_can_listen_on_its_own_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("addresses", "own"),
+    ("addresses", "address"),
     [
         ({"lo": ["127.0.0.1/8", "::1/128"], "eth0": ["fe80::1/64", "10.0.0.5/24"]}, "10.0.0.5"),
         ({"eth0": ["10.0.0.5/24"], "eth1": ["10.0.1.5/24"]}, "10.0.0.5"),
@@ -382,7 +382,7 @@ def test_this_host_can_listen_on_its_own_address() -> None:
     ],
 )
 def test_a_host_without_a_route_has_the_address_of_its_first_interface(
-    monkeypatch: pytest.MonkeyPatch, addresses: dict[str, list[str]], own: str
+    monkeypatch: pytest.MonkeyPatch, addresses: dict[str, list[str]], address: str
 ) -> None:
     """The socket is a double that has no route."""
 
@@ -392,7 +392,7 @@ def test_a_host_without_a_route_has_the_address_of_its_first_interface(
 
     monkeypatch.setattr(socket, "socket", NoRoute)
     monkeypatch.setattr(module, "ask_addresses", lambda: addresses)
-    assert own_address() == own
+    assert own_address() == address
 
 
 SLURM = LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")

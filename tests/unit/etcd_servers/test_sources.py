@@ -91,10 +91,10 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def make(commands: str, version: str = "") -> Path:
-        said = (
+        answer = (
             f'[ "$1" = --version ] && echo "etcd Version: {version}" && echo "Git SHA: 1" && exit\n' if version else ""
         )
-        (tmp_path / "etcd").write_text(f"#!/bin/sh\n{said}{commands}\n")
+        (tmp_path / "etcd").write_text(f"#!/bin/sh\n{answer}{commands}\n")
         (tmp_path / "etcd").chmod(0o755)
         return tmp_path / "etcd"
 
@@ -487,7 +487,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 class TestChoice:
     @pytest.mark.parametrize(
-        ("given", "engine", "kind"),
+        ("options", "engine", "kind"),
         [
             *(
                 ({"etcd_server": kind, "etcd": "http://h:1"}, "", kind)
@@ -501,12 +501,12 @@ class TestChoice:
         ],
     )
     def test_auto_is_a_given_address_or_an_image_that_an_engine_has(
-        self, scene: Started, own_client: SupervisorClient, given: dict[str, str], engine: str, kind: str
+        self, scene: Started, own_client: SupervisorClient, options: dict[str, str], engine: str, kind: str
     ) -> None:
         scene.set(engine)
-        assert choose_kind(settings(**given)) == kind
-        choose_server(settings(**given), own_client)
-        pull = given.get("etcd_server") == "container"
+        assert choose_kind(settings(**options)) == kind
+        choose_server(settings(**options), own_client)
+        pull = options.get("etcd_server") == "container"
         more = "; or --nixl-etcd-server=container, which pulls an image" if "answers" in engine else ""
         assert scene.log == {
             "external": [], "container": [(DEFAULT_ETCD_IMAGE, own_client, {"pull": pull})],
@@ -514,7 +514,7 @@ class TestChoice:
         }[kind]  # fmt: skip
 
     @pytest.mark.parametrize(
-        ("found", "engine", "kind"),
+        ("has_program", "engine", "kind"),
         [
             (True, "answers installed", "embedded"), (False, "answers installed", "container"),
             (False, "answers", "embedded"), (False, "installed", "embedded"),
@@ -522,11 +522,11 @@ class TestChoice:
     )  # fmt: skip
     @pytest.mark.parametrize("server", ["auto", "container"])
     def test_a_private_etcd_is_embedded_or_else_a_container(
-        self, scene: Started, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, found: bool, engine: str,
+        self, scene: Started, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, has_program: bool, engine: str,
         kind: str, server: str,
     ) -> None:  # fmt: skip
         scene.set(engine)
-        monkeypatch.setattr(sources, "find_binary", lambda: "/etcd" if found else None)
+        monkeypatch.setattr(sources, "find_binary", lambda: "/etcd" if has_program else None)
         start_private(settings(etcd_server=server, etcd="http://h:1"), own_client)
         container = [(DEFAULT_ETCD_IMAGE, own_client, {"pull": server == "container"})]
         more = "; or --nixl-etcd-server=container, which pulls an image" if "answers" in engine else ""
