@@ -522,8 +522,8 @@ class TestChoice:
     )  # fmt: skip
     @pytest.mark.parametrize("server", ["auto", "container"])
     def test_a_private_etcd_is_embedded_or_else_a_container(
-        self, scene: Started, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, has_program: bool, engine: str,
-        kind: str, server: str,
+        self, scene: Started, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, has_program: bool,
+        engine: str, kind: str, server: str,
     ) -> None:  # fmt: skip
         scene.set(engine)
         monkeypatch.setattr(sources, "find_binary", lambda: "/etcd" if has_program else None)
