@@ -7,10 +7,12 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import requests
@@ -43,7 +45,8 @@ from pytest_nixl.etcd.client import EtcdClient, Lease, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError, explain_answer
 from pytest_nixl.etcd.proxy import EtcdProxy
-from pytest_nixl.etcd.watch import Watched
+from pytest_nixl.etcd.transaction import KeyValue
+from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.model.settings import OPTIONS
 
 #: Seconds: a lease that does not expire on a busy machine; for each step there; a wait that times out; and a lease
@@ -366,6 +369,100 @@ class TestRefused:
         )
         client.delete(f"{root}members/slow")
         assert late.result(SECONDS).rank == 0
+
+
+class Watches:
+    """What memberships watch from now on, and the event that each watch yields, made from the membership.
+
+    A real etcd yields none at a known moment. The clock of processes that join stands still.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.events: list[Callable[[Membership], WatchEvent]] = []
+        now = time.monotonic()
+
+        def watch(
+            membership: Membership, *watched: Watched, deadline: float, known: Sequence[str] = (), tick: object = None
+        ) -> Iterator[WatchEvent]:
+            keys = [
+                (span.key.removeprefix(membership.root), span.since, span.prefix, span.deletions) for span in watched
+            ]
+            known = sorted(key.rpartition("/")[2] for key in known)
+            self.calls.append((keys, round(deadline - now, 6), known, tick is not None))
+            if self.events:
+                yield self.events.pop(0)(membership)
+
+        monkeypatch.setattr("pytest_nixl.cluster.joining.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(Membership, "watch", watch)
+
+
+def event(key: str, value: bytes = b"", *, deleted: bool) -> Callable[[Membership], WatchEvent]:
+    """Return an event of a key of the group."""
+    return lambda membership: WatchEvent(KeyValue(f"{membership.root}{key}", value, 1, 9, 1), deleted=deleted)
+
+
+@pytest.mark.parametrize(
+    ("happens", "timeout", "seconds", "times"),
+    [
+        ([], SECONDS, TTL + 2.0, 1),
+        ([], 7, 7.0, 1),
+        ([event("members/killed", deleted=True)], SECONDS, TTL + 2.0, 2),
+        ([event("members/stranger", deleted=True)], SECONDS, TTL + 2.0, 1),
+        ([event("run/frozen", deleted=True)], SECONDS, TTL + 2.0, 1),
+    ],
+)
+def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, happens: list[Any], timeout: float, seconds: float, times: int
+) -> None:
+    """The other process has not really left, so that the conflict is the same when it is looked at again."""
+    members, lease = f"{PREFIX}/c/members/", meeting.client.lease(SECONDS)
+    meeting.client.put(f"{members}killed", Candidate("killed", "same", 1, 2, 0).value, lease)
+    [killed] = meeting.client.by_creation(members)
+    watches = Watches(monkeypatch)
+    watches.events += happens
+    [again] = meeting.claim("c", 0, size=2, host="same", timeout=timeout, waiting=print)
+    assert "rank 0 is requested twice" in refusal(again).reason
+    after = killed.create_revision + 2  # what was written before this process registered is known
+    keys = [("run/frozen", after, False, False), ("members/", after, True, True)]
+    [(_, _, known, _), *_] = watches.calls
+    assert "killed" in cast("list[str]", known)
+    assert watches.calls == [(keys, seconds, known, True)] * times
+    lease.revoke()
+    meeting.client.delete_prefix(f"{PREFIX}/c/")
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(SECONDS, TTL + 2.0), (7, 7.0)])
+def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_than_it_has_time(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, timeout: float, seconds: float
+) -> None:
+    members, watches = meeting.group("full", 2), Watches(monkeypatch)
+    after = int(meeting.client.status()["header"]["revision"]) + 1
+    [late] = meeting.claim("full", None, size=2, ttl=5, timeout=timeout)
+    assert "all its ranks are taken" in refusal(late).reason
+    keys = [("run/", after, True, False), ("members/", after, True, True)]
+    assert watches.calls == [(keys, seconds, sorted(member.token for member in members), False)]
+
+
+@pytest.mark.parametrize("token", ["", "t"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_all(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, token: str, listed: bool
+) -> None:
+    """With a token a process that is not listed may take the rank of one that leaves."""
+
+    def refuse(membership: Membership) -> WatchEvent:
+        ours = membership.token if listed else "other"
+        key, listing = membership.roster_key, [(ours, "h", 1), ("second", "h", 2)]
+        value = membership.values.frozen(key, TTL, listing, refusal="rank 0 is requested twice")
+        return event("run/frozen", value, deleted=False)(membership)
+
+    Watches(monkeypatch).events.append(refuse)
+    [joining] = meeting.claim("refused", None, size=2, token=token, timeout=SOON)
+    if listed or not token:
+        assert refusal(joining).reason == "rank 0 is requested twice"
+    else:
+        assert isinstance(joining.exception(SECONDS), MissingRanksError), "the group is not complete yet"
 
 
 def test_a_key_that_no_rank_wrote_is_named(meeting: Meeting) -> None:

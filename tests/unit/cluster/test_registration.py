@@ -17,10 +17,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.cluster import joining as joining_module
 from pytest_nixl.cluster.group import (
-    Candidate,
-    JoinRefusedError,
     LeaseLostError,
     Member,
     MemberLostError,
@@ -28,8 +25,7 @@ from pytest_nixl.cluster.group import (
     Roster,
 )
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.joining import Joining
-from pytest_nixl.cluster.membership import LATE, Membership
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
@@ -474,137 +470,6 @@ def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock, refreshed: Re
         list(leased(client, clock, 2, 4.0).watch(Watched("k", 1), deadline=200.0))
     assert client.seconds == [4.0]
     assert clock.now == 104.0
-
-
-@pytest.fixture
-def joining(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Joining:
-    """An attempt to join that has seen revision 7, and has 60 s."""
-    monkeypatch.setattr(joining_module, "time", clock)
-    attempt = Joining(registration(), 60.0, None)
-    attempt._seen = 7
-    return attempt
-
-
-CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, requested_rank=0) for rank in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "deleted", "expected"),
-    [
-        ("members/token-1", b"", True, (False, True)),
-        ("run/frozen", Roster.value(10, [member(0), member(1)]), False, (True, False)),
-        ("run/frozen", b"", True, (False, False)),
-        ("members/stranger", b"", True, (False, False)),
-    ],
-)
-def test_a_conflict_is_settled_by_the_roster_or_when_one_of_the_two_leaves(
-    joining: Joining,
-    key: str,
-    value: bytes,
-    deleted: bool,
-    expected: tuple[bool, bool],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    revisions: list[int] = []
-
-    def watch(*watched: Watched, **_: object) -> Iterator[WatchEvent]:
-        revisions.extend(span.since for span in watched)
-        yield WatchEvent(KeyValue(f"{ROOT}{key}", value, 1, 9, 1), deleted=deleted)
-
-    monkeypatch.setattr(joining._membership, "watch", watch)
-    frozen, settled = joining._wait_until_one_leaves(CANDIDATES, 110.0)
-    assert (frozen is not None, settled) == expected
-    assert revisions == [8, 8], "what was written before is known"
-
-
-@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 10 + LATE), (5.0, 105.0)])
-def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
-) -> None:
-    waited: list[float] = []
-    answers = iter([(None, True), (None, False)])
-
-    def wait(candidates: Sequence[Candidate], until: float) -> tuple[Roster | None, bool]:
-        waited.append(until)
-        return next(answers)
-
-    def freeze(candidates: Sequence[Candidate]) -> bytes:
-        raise StopIteration
-
-    joining._deadline = 100.0 + remaining
-    monkeypatch.setattr(joining, "_first_candidates", lambda: CANDIDATES)
-    monkeypatch.setattr(joining, "_wait_until_one_leaves", wait)
-    monkeypatch.setattr(joining, "_value_to_freeze", freeze)
-    with pytest.raises(StopIteration):
-        joining._freeze()
-    assert waited == [until, until]
-
-
-@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 30 + LATE), (5.0, 105.0)])
-def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_than_it_has_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
-) -> None:
-    members = [member(0), member(1)]
-    frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", Roster.value(30, members), 1, 1, 1))
-    waited: list[float] = []
-
-    def wait(present: object, until: float) -> bool:
-        waited.append(until)
-        return False
-
-    joining._deadline = 100.0 + remaining
-    membership = joining._membership
-    monkeypatch.setattr(
-        membership, "transact", lambda *_: SimpleNamespace(revision=9, range_result=lambda _: RangeResult(0, ()))
-    )
-    monkeypatch.setattr(
-        membership.values, "read_members", lambda _: ([Candidate(*fields, 2) for fields in members], [])
-    )
-    monkeypatch.setattr(joining, "_roster_in", lambda _: frozen)
-    monkeypatch.setattr(joining, "_wait_for_change", wait)
-    with pytest.raises(JoinRefusedError, match="all its ranks are taken"):
-        joining._take_over(frozen)
-    assert waited == [until]
-
-
-@pytest.mark.parametrize("token", ["", "t"])
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_all(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, token: str, listed: bool
-) -> None:
-    """With a token a process that is not listed may take the rank of one that leaves."""
-    membership = joining._membership
-    our_member = member(0, membership.token if listed else "")
-    plain = Roster.value(10, [our_member, member(1)], refusal="rank 0 is requested twice")
-    frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", plain, 1, 1, 1))
-    monkeypatch.setattr(membership, "values", GroupValues(ROOT, token))
-    monkeypatch.setattr(membership, "grant", lambda *_: None)
-    monkeypatch.setattr(joining, "_register", lambda: (frozen, 2))
-
-    def take_over(roster: Roster) -> Roster | None:
-        raise StopIteration
-
-    monkeypatch.setattr(joining, "_take_over", take_over)
-    with pytest.raises(JoinRefusedError if listed or not token else StopIteration):
-        joining.run()
-
-
-def test_a_wait_for_a_change_is_for_changes_after_what_was_read(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watches: list[tuple[str, int, bool]] = []
-
-    def watch(*watched: Watched, deadline: float, known: Sequence[str]) -> Iterator[WatchEvent]:
-        watches.extend((span.key.removeprefix(ROOT), span.since, span.deletions) for span in watched)
-        assert (deadline, known) == (110.0, ["one"])
-        yield from events
-
-    monkeypatch.setattr(joining._membership, "watch", watch)
-    events: list[WatchEvent] = []
-    assert not joining._wait_for_change(["one"], 110.0)
-    assert watches == [("run/", 8, False), ("members/", 8, True)], "revision 7 was read"
-    events.append(WatchEvent(KeyValue("k", b"", 1, 9, 1), deleted=False))
-    assert joining._wait_for_change(["one"], 110.0)
 
 
 @pytest.mark.parametrize(("text", "valid"), [("1s", False), ("2s", True), ("3600s", True), ("3601s", False)])
