@@ -38,7 +38,7 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.group_values import GroupValues, SealError, Seals, unsealed
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Mailbox, Message, PeerRequest
+from pytest_nixl.cluster.messages import Mailbox, Message, PeerAnswer, PeerRequest
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core.errors import NixlPluginError
@@ -336,22 +336,22 @@ class TestMessages:
             receiver.box.close()
             sender.box.close()
 
-    @pytest.mark.parametrize("value", [b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff", b"x" * 1_200_000])
     def test_keys_that_are_not_messages_are_named_and_ignored_without_a_token(
-        self, etcd: Etcd, stranger: EtcdClient, value: bytes
+        self, etcd: Etcd, stranger: EtcdClient
     ) -> None:
-        root = group_root(PREFIX, "forged")
+        mail = f"{group_root(PREFIX, 'forged')}mail/000000/"
+        values = (b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff", b"x" * 1_200_000)
         with joined(etcd, token="") as members, connect([etcd.endpoint], timeout=SECONDS) as client:
             barrier(members)
             posted = Posted(client, members[0])
             sender = Posted(stranger, members[1])
-            keys = [f"{root}mail/000000/000001/999999999999", f"{root}mail/000000/x/[", f"{root}mail/000000/000009/1"]
-            for key in keys:
+            keys = [f"{mail}000001/{number:012d}" for number in range(10**11, 10**11 + len(values))]
+            for key, value in [*zip(keys, values, strict=True), (f"{mail}x/[", b""), (f"{mail}000009/1", b"")]:
                 stranger.put(key, value)
             sender.box.send(0, {"answer": 1, "result": 2})
             wait_until(lambda: posted.taken, "the message that is one", seconds=60)
-            assert posted.failed == []
-            assert set(keys) <= set(members[0].values.ignored)
+            assert (posted.taken, posted.failed) == ([(1, PeerAnswer(1, 2))], [])
+            assert {*keys, f"{mail}x/[", f"{mail}000009/1"} <= set(members[0].values.ignored)
             posted.box.close()
             sender.box.close()
 
