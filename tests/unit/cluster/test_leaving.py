@@ -12,8 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,11 +29,7 @@ from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT, PeerServer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
-from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import unpack
-from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, refusals, serve_etcd, wait_for_etcd
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -262,35 +256,3 @@ def test_a_peer_that_leaves_starts_no_worker_and_ends_all(peer: Peer, monkeypatc
     assert [worker.killed for worker in peer.workers] == [True]
     assert answers == [{"error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
     assert peer.server.started == 1
-
-
-def more_refusals(server: EmbeddedServer, than: int) -> bool:
-    return refusals(server) > than
-
-
-def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> None:
-    [port] = free_ports(1)
-    server = serve_etcd(supervisor(), ListenAddress("127.0.0.1", port), "the token")
-    assert isinstance(server, EmbeddedServer)
-    try:
-        wait_for_etcd(server.endpoint, 60, credentials("the token", tmp_path))
-        assert refusals(server) == 0
-        for count, wrong in enumerate(("another", "")):
-            endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
-            with pytest.raises(EtcdError, match="group token"):
-                wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
-            assert eventually(partial(more_refusals, server, count))
-    finally:
-        server.discard()
-    assert refusals(server) == 0, "an etcd that is gone says nothing"
-
-
-def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.MESSAGE_SECONDS", 0.05)
-    lines, url = list[str](), "http://no-such-host.invalid:2379"
-    with pytest.raises(EtcdError):
-        wait_for_etcd(url, 1, {}, waiting=lines.append)
-    assert re.fullmatch(
-        rf"waiting for the etcd that rank 0 serves at {url}; [01] s of 1 s; last attempt: etcd at {url}: the name "
-        "'no-such-host.invalid' does not resolve", lines[0],
-    )  # fmt: skip

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
 import socket
 import ssl
 import stat
@@ -20,6 +22,7 @@ from pathlib import Path
 import pytest
 import requests
 from cryptography import x509
+from helpers.cli_run import eventually
 from helpers.etcd import separate_supervisor
 from helpers.namespaces import one_host, require_tools
 
@@ -36,6 +39,7 @@ from pytest_nixl.etcd_servers.rank0 import (
     ListenAddress,
     credentials,
     own_address,
+    refusals,
     serve_etcd,
     wait_for_etcd,
 )
@@ -259,6 +263,19 @@ class TestServe:
                 assert (caught.value.remedy, caught.value.cause) == (remedy, "listen")
         assert not list(own_client.directory.glob("etcd-*"))
 
+    def test_an_address_that_this_process_may_not_use_is_refused(
+        self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The socket is a double, because root may use any port."""
+
+        class Forbidden(socket.socket):
+            def bind(self, address: object) -> None:
+                raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(socket, "socket", Forbidden)
+        with pytest.raises(EtcdError, match=r"=127\.0\.0\.1:1: this process cannot listen there: Permission denied\n"):
+            serve_etcd(own_client, ListenAddress("127.0.0.1", 1))
+
     @pytest.mark.parametrize("tokens", [("", ""), ("one", "other")])
     def test_a_port_that_another_etcd_takes_meanwhile_is_refused(
         self, serve: Serve, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
@@ -350,6 +367,39 @@ class TestWait:
                 wait_for_etcd(f"http://127.0.0.1:{other.getsockname()[1]}", 300, {})
             assert caught.value.cause == "not-etcd"
             other.shutdown(socket.SHUT_RDWR)
+
+    def test_a_rank_says_why_it_waits_and_how_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "MESSAGE_SECONDS", 0.05)
+        lines, url = list[str](), "http://no-such-host.invalid:2379"
+        with pytest.raises(EtcdError) as caught:
+            wait_for_etcd(url, 1, {}, waiting=lines.append)
+        last = f"etcd at {url}: the name 'no-such-host.invalid' does not resolve"
+        wait = f"waiting for the etcd that rank 0 serves at {url}; [01] s of 1 s; last attempt: {last}"
+        assert re.fullmatch(wait, lines[0])
+        assert caught.value.reason == (
+            f"the host in {url}, where rank 0 serves the etcd (--nixl-etcd-listen), did not resolve within 1 s"
+        )
+        assert caught.value.remedy == (
+            "set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host that resolves here, or give "
+            "--nixl-etcd http://HOST:PORT"
+        )
+        assert (caught.value.detail, caught.value.cause) == (f"the last attempt: {last}", "unresolved")
+
+    def test_rank_0_counts_the_connections_that_its_etcd_refused(self, serve: Serve, tmp_path: Path) -> None:
+        server = serve(TOKEN)
+        wait_for_etcd(server.endpoint, 60, credentials(TOKEN, tmp_path))
+        assert refusals(server) == 0
+        for count, wrong in enumerate(("another", "")):
+            endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
+            with pytest.raises(EtcdError, match="group token"):
+                wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
+            assert eventually(partial(_more_refusals, server, count))
+        server.discard()
+        assert refusals(server) == 0, "an etcd that is gone says nothing"
+
+
+def _more_refusals(server: EmbeddedServer, than: int) -> bool:
+    return refusals(server) > than
 
 
 def test_the_address_of_the_default_route_comes_first() -> None:

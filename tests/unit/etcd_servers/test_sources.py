@@ -359,6 +359,9 @@ class TestContainer:
             log.append("kill")
             raise Error("it is not running")
 
+        def failing() -> None:
+            raise ContainerError("it has ended", cause="no-engine")
+
         engine = SimpleNamespace(
             kill=kill, start=lambda: log.append("start"), stop=lambda timeout: log.append(("stop", timeout)),
             wait=lambda timeout: log.append(("wait", timeout)),
@@ -389,6 +392,10 @@ class TestContainer:
             server.restart()
             server.discard()
             assert server.stopped
+            with monkeypatch.context() as patch, pytest.raises(EtcdError, match="it has ended") as caught:
+                patch.setattr(container, "docker_container", failing)
+                server.stop()
+            assert (caught.value.cause, caught.value.endpoint) == ("no-engine", etcd.url)
         urls = ("--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://127.0.0.1:2379")
         short = ("--heartbeat-interval=10", "--election-timeout=100", "--log-level=warn")
         restarted = [("stop", 2), "start"]
@@ -597,7 +604,7 @@ class TestSession:
         wait_until(lambda: not running(pid), 60, "it has died")
         with pytest.raises(EtcdError) as caught:
             session.server()
-        assert caught.value.cause == "died"
+        assert (caught.value.cause, caught.value.endpoint) == ("died", first.endpoint)
         assert "ended by SIGKILL" in caught.value.reason
         assert "log" in caught.value.detail
         second = session.server()
