@@ -283,8 +283,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("requested", "sentence"),
         [
-            ([0, 0, 1], rf"rank 0 is requested twice, by host-(0|1) \(pid {PID}\) and host-(?!\1)[01] \(pid {PID}\)"),
-            ([0, 5], rf"rank 5, requested by host-1 \(pid {PID}\), is not in the range 0 to 1"),
+            ([0, 0, 1], r"rank 0 is requested twice, by host-(0|1) \(pid PID\) and host-(?!\1)[01] \(pid PID\)"),
+            ([0, 5], r"rank 5, requested by host-1 \(pid PID\), is not in the range 0 to 1"),
         ],
     )
     def test_requests_in_conflict_are_refused_and_the_next_start_succeeds(
@@ -292,7 +292,7 @@ class TestRefused:
     ) -> None:
         errors = [refusal(registration) for registration in meeting.claim("twice", *requested)]
         [reason] = {error.reason for error in errors}
-        assert re.fullmatch(f"group 'twice' cannot start: {sentence}", reason)
+        assert re.fullmatch(f"group 'twice' cannot start: {sentence.replace('PID', str(PID))}", reason)
         assert {error.remedy for error in errors} == {
             "give each process a different --nixl-rank (or check what the launcher sets, such as SLURM_PROCID), and "
             "give each job its own --nixl-group"
@@ -481,7 +481,7 @@ class TestTimeout:
     @pytest.mark.parametrize(
         ("size", "rank", "missing"),
         [
-            (2, None, f"1 of 2 ranks of group 'lone'; arrived: here (pid {PID})"),
+            (2, None, "1 of 2 ranks of group 'lone'; arrived: here (pid {pid})"),
             (4, 2, "ranks 0, 1, 3 of group 'lone' (1 of 4 arrived)"),
         ],
     )
@@ -491,7 +491,7 @@ class TestTimeout:
     ) -> None:
         with pytest.raises(MissingRanksError) as caught:
             join(meeting.client, "lone", size, timeout=SOON, wanted=rank, host="here", token=token)
-        assert (caught.value.reason, caught.value.remedy) == (f"waited 0.5 s for {missing}", START)
+        assert (caught.value.reason, caught.value.remedy) == (f"waited 0.5 s for {missing.format(pid=PID)}", START)
 
     @pytest.mark.long
     def test_names_different_numbers_of_ranks(self, meeting: Meeting) -> None:
