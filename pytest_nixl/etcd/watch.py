@@ -144,8 +144,12 @@ def _watch_once(
 
 
 def _ended(member: Endpoint, error: Any) -> EtcdError:
-    """Make the error for a watch that the server ended; an etcd that shuts down sends a message to each watch."""
-    if explained := explain_answer(member, json.dumps(error)):
+    """Make the error for a watch that the server ended; an etcd that shuts down sends a message to each watch.
+
+    Its number is named ``grpc_code`` up to etcd 3.5, and ``code`` from 3.6 on.
+    """
+    explained = explain_answer(member, json.dumps(error))
+    if explained is not None and explained.cause != "other":
         return explained
     message = error.get("message") if isinstance(error, dict) else None
     if not isinstance(message, str) or not isinstance(error.get("grpc_code", error.get("code")), int):

@@ -135,7 +135,9 @@ def test_a_peer_gives_back_the_memory_of_a_buffer_for_the_faults_suite(nixl_priv
 
 def test_a_peer_refuses_commands_outside_its_list(nixl_private_etcd: PrivateEtcd) -> None:
     with two(nixl_private_etcd) as ranks:
-        worker = ranks.peer.start("agent", {}, 120)
+        with pytest.raises(PeerError, match=r"arguments of 'start': role is '\.\./\.\./x'"):
+            ranks.peer.start("../../x", {}, 120)
+        worker = ranks.peer.start("agent", {"UCX_TLS": "tcp", "NIXL_PLUGIN_DIR": None}, 120)
         with pytest.raises(WorkerError, match=r"rank 0 .*'run'"):
             worker.call("run", agent=None, function="os:getpid", arguments={})
         with pytest.raises(PeerError, match=r"rank 1 on .* refused 'shell': "):

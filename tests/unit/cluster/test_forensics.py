@@ -148,16 +148,3 @@ def test_an_etcd_that_hangs_is_not_waited_for(etcd: Etcd) -> None:
         assert asking == [True], "a request that goes on does not keep the process"
     assert lines[0].endswith(": etcd took more than 0.5 s")
     assert lines[1:] == ["the last lines of w:", "  last"]
-
-
-def test_the_time_to_live_of_a_lease(client: EtcdClient) -> None:
-    lease = client.lease(TTL)
-    client.put("/lease", b"", lease)
-    [item] = client.by_creation("/lease")
-    assert item.lease == lease.id
-    seconds = client.time_to_live(item.lease)
-    assert seconds is not None
-    assert seconds[1] == TTL
-    assert SECONDS <= seconds[0] <= TTL
-    lease.revoke()
-    assert client.time_to_live(item.lease) is None

@@ -13,7 +13,7 @@ from helpers.etcd import Etcd, running_etcd
 
 from pytest_nixl import cli
 from pytest_nixl.cluster.etcd import DeadGroup, LiveGroup, clean
-from pytest_nixl.cluster.group import JoinRefusedError, group_root
+from pytest_nixl.cluster.group import Candidate, JoinRefusedError, group_root
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -49,28 +49,27 @@ def die(client: EtcdClient, name: str, token: str = "") -> None:
     assert remaining == ["kept", "run/frozen", "run/gate"]
 
 
-def test_dead_groups_are_removed(client: EtcdClient) -> None:
+def test_groups_without_members_are_removed_and_others_are_named_and_kept(client: EtcdClient) -> None:
     die(client, "a")
     die(client, "b", "token")
-    cleaned = clean(client)
-    assert (cleaned.removed, cleaned.refused, cleaned.keys) == ((DeadGroup("a", 3), DeadGroup("b", 3)), (), 6)
-    cleaned.check()
-    assert client.get_prefix(PREFIX) == {}
-    assert clean(client).removed == ()
-
-
-def test_a_group_with_members_is_named_and_kept(client: EtcdClient) -> None:
-    die(client, "a")
-    with join(client, "alive", 1, ttl=TTL, host="node-a") as member:
-        before = client.get_prefix(member.root)
-        cleaned = clean(client)
-        assert client.get_prefix(PREFIX) == before
-        assert cleaned.removed == (DeadGroup("a", 3),)
-        with pytest.raises(JoinRefusedError) as caught:
-            cleaned.check()
-        assert "group 'alive' " in caught.value.reason
-        assert caught.value.reason.endswith(f": node-a (pid {os.getpid()})")
+    with join(client, "alive", 1, ttl=TTL, host="node-a", token="token") as member:
+        before, own_keys = client.get_prefix(""), client.get_prefix(member.root)
+        for dry_run in (True, False):
+            cleaned = clean(client, dry_run=dry_run)
+            assert (cleaned.removed, cleaned.keys) == ((DeadGroup("a", 3), DeadGroup("b", 3)), 6)
+            assert cleaned.refused == (LiveGroup("alive", (Candidate(member.token, "node-a", os.getpid(), 1),)),)
+            with pytest.raises(JoinRefusedError) as caught:
+                cleaned.check()
+            assert caught.value.reason == f"group 'alive' still has members: node-a (pid {os.getpid()})"
+            assert caught.value.remedy == (
+                "end these processes first; a killed process stays a member until its lease expires (6 s, unless that "
+                "run had another --nixl-lease)"
+            )
+            assert client.get_prefix("" if dry_run else PREFIX) == (before if dry_run else own_keys)
         member.barrier(SECONDS)
+    cleaned = clean(client)
+    cleaned.check()
+    assert (cleaned.removed, cleaned.keys) == ((), 0)
 
 
 def test_one_group_is_removed_whatever_its_tokens(client: EtcdClient) -> None:
@@ -100,17 +99,6 @@ def test_keys_under_another_prefix_are_kept(client: EtcdClient) -> None:
     assert clean(client, "/mine/").removed == (DeadGroup("g", 1),)
 
 
-def test_a_dry_run_removes_nothing(client: EtcdClient) -> None:
-    die(client, "a")
-    with join(client, "alive", 1, ttl=TTL):
-        before = client.get_prefix("")
-        cleaned = clean(client, dry_run=True)
-        assert client.get_prefix("") == before
-        assert cleaned.removed == (DeadGroup("a", 3),)
-        assert [alive.group for alive in cleaned.refused] == ["alive"]
-    clean(client)
-
-
 def test_a_group_that_gets_a_member_after_it_was_listed_is_kept(client: EtcdClient, etcd: Etcd) -> None:
     die(client, "late")
     with EtcdProxy(etcd.url) as path, ThreadPoolExecutor() as pool:
@@ -123,11 +111,8 @@ def test_a_group_that_gets_a_member_after_it_was_listed_is_kept(client: EtcdClie
                 before = client.get_prefix(PREFIX)
                 proxy_client.release()
                 cleaned = cleaning.result(SECONDS)
-                assert cleaned.removed == ()
-                [alive] = cleaned.refused
-                assert isinstance(alive, LiveGroup)
-                assert alive.group == "late"
-                assert [claimant.host for claimant in alive.members] == ["node-a"]
+                alive = LiveGroup("late", (Candidate(member.token, "node-a", os.getpid(), 1),))
+                assert (cleaned.removed, cleaned.refused) == ((), (alive,))
                 assert client.get_prefix(PREFIX) == before
                 member.barrier(SECONDS)
 

@@ -6,36 +6,30 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from helpers.cli_run import ROOT, eventually
 from helpers.etcd import separate_supervisor
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.cluster import peer_server
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import MemberLeftError
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.messages import PeerRequest
+from pytest_nixl.cluster.messages import PeerRequest, WorkerLine
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT, PeerServer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
-from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import unpack
-from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, refusals, serve_etcd, wait_for_etcd
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -144,96 +138,121 @@ def test_a_rank_whose_rank_0_does_not_resolve_says_so_and_keeps_the_reports_of_r
     assert "did not resolve" in (pytester.path / "r.rank1.xml").read_text()
 
 
+class DoubleProcess:
+    """A worker's process, at whose end something else happens."""
+
+    pid, killed = 7, False
+    at_end: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, supervisor: object, rank: int, role: str, environment: dict[str, str | None]) -> None:
+        self.started_as = rank, role, environment
+        self.channel, self.far = socket.socketpair()
+
+    def kill(self) -> None:
+        self.killed = True
+        self.at_end()
+        self.far.close()
+
+    def wait(self, seconds: float | None = None) -> int:
+        return -9
+
+    def output(self) -> str:
+        return "first" + "x" * LARGEST_OUTPUT
+
+
+class Peer:
+    """The server of rank 1, what it sends, and the processes of its workers, which are doubles."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.faults: list[Exception] = []
+        self.workers: list[DoubleProcess] = []
+        variables: dict[str, str | None] = {"PATH": "/of/this/rank"}
+        self.server = PeerServer(supervisor(), 1, self.send, lambda: None, {}, variables)
+        monkeypatch.setattr(peer_server, "LocalProcess", self.process)
+
+    def process(self, *arguments: Any) -> DoubleProcess:
+        self.workers.append(DoubleProcess(*arguments))
+        return self.workers[-1]
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self.faults:
+            raise self.faults.pop()
+        self.sent.append(message)
+
+    def ask(self, request: str, number: int = 7, **arguments: Any) -> Any:
+        """Ask for something, and return the answer."""
+        self.server.receive(PeerRequest(request, number, arguments))
+        answer = self.sent.pop()
+        assert answer.pop("answer") == number
+        return answer
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch) -> Peer:
+    return Peer(monkeypatch)
+
+
+START: dict[str, Any] = {"worker": 3, "role": "agent", "environment": {"UCX_TLS": "tcp", "NIXL_LOG_LEVEL": None}}
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "remedy"),
     [(NixlPluginError("too large", "less"), "too large", "less"), (TypeError("no JSON"), "TypeError: no JSON", "")],
 )
-def test_instead_of_an_answer_that_cannot_be_sent_is_the_reason(fault: Exception, error: str, remedy: str) -> None:
-    faults, sent = [fault], []
-
-    def send(answer: dict[str, Any]) -> None:
-        if faults:
-            raise faults.pop()
-        sent.append(answer)
-
-    PeerServer(supervisor(), 1, send, lambda: None, {}, {}).receive(PeerRequest("odd", 7, {}))
-    assert sent == [{"answer": 7, "error": error, "remedy": remedy}]
+def test_instead_of_an_answer_that_cannot_be_sent_is_the_reason(
+    peer: Peer, fault: Exception, error: str, remedy: str
+) -> None:
+    peer.faults.append(fault)
+    assert peer.ask("odd") == {"error": error, "remedy": remedy}
+    assert peer.ask("odd") == {"error": "a peer has no request 'odd'", "remedy": ""}
+    assert peer.ask("state")["error"].startswith("invalid arguments of 'state': ")
+    assert peer.ask("state", worker=9) == {"error": "KeyError: 9"}
 
 
-def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:
+def test_a_worker_has_variables_of_this_rank_and_its_output_is_sent_from_the_end(peer: Peer) -> None:
+    assert peer.ask("start", **START) == {"result": 7}
+    [worker] = peer.workers
+    assert worker.started_as == (1, "agent", {**START["environment"], "PATH": "/of/this/rank"})
+    assert unpack(peer.ask("output", worker=3)["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
+    assert peer.ask("kill", worker=3) == {"result": -9}
+    assert worker.killed
+    assert eventually(lambda: peer.sent == [{"worker": 3, "ended": -9}])
+
+
+def test_lines_to_a_worker_are_those_of_a_closed_list_and_lines_of_it_are_passed_on(peer: Peer) -> None:
+    peer.ask("start", **START)
+    worker, reader = peer.workers[0], peer.workers[0].far.makefile("r")
+    hello = {"command": "hello", "number": 1, "arguments": {"path": ["/of/rank/0"], "loads": False}}
+    for line in ("junk", json.dumps({**hello, "more": 1}), json.dumps(hello)):
+        peer.server.receive(WorkerLine(3, line))
+        peer.server.receive(WorkerLine(4, line))  # there is no such worker
+    assert json.loads(reader.readline()) == {**hello, "arguments": {"path": sys.path, "loads": False}}
+    assert peer.sent == []
+    for command in ("run", "unknown"):
+        peer.server.receive(WorkerLine(3, json.dumps({"command": command, "number": 2, "arguments": {}})))
+        answer = peer.sent.pop()
+        reason = f"rank 0 may not send {command!r} to a worker of another rank"
+        error = {"kind": "refused", "type": "refused", "message": reason, "traceback": ""}
+        line = answer.pop("line")
+        assert (answer, json.loads(line), "\n" in line) == ({"worker": 3}, {"number": 2, "error": error}, False)
+    worker.far.sendall(b"its answer\n")
+    assert eventually(lambda: peer.sent == [{"worker": 3, "line": "its answer"}])
+    reader.close()
+
+
+def test_a_peer_that_leaves_starts_no_worker_and_ends_all(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 asked for a worker while rank 1 left: once in seven, RuntimeError (dictionary changed size …)."""
-    sent: list[dict[str, Any]] = []
-    server = PeerServer(supervisor(), 1, sent.append, lambda: None, {}, {})
+    answers: list[Any] = []
 
-    class AskedMeanwhile:
-        """A worker's process at whose end rank 0 asks for one more. A double, because the moment is too short."""
+    def ask_meanwhile() -> None:
+        thread = threading.Thread(target=lambda: answers.append(peer.ask("start", **{**START, "worker": 4})))
+        thread.start()
+        thread.join(60)
 
-        killed = False
-
-        def kill(self) -> None:
-            self.killed = True
-            start = {"worker": 2, "role": "agent", "environment": {}}
-            thread = threading.Thread(target=server.receive, args=(PeerRequest("start", 7, start),))
-            thread.start()
-            thread.join(60)
-
-    first = AskedMeanwhile()
-    server._processes[1] = cast(Any, first)
-    server.close()
-    assert first.killed
-    assert sent == [{"answer": 7, "error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
-
-
-def test_of_a_workers_output_rank_0_gets_the_end() -> None:
-    sent: list[dict[str, Any]] = []
-    server = PeerServer(supervisor(), 1, sent.append, lambda: None, {}, {})
-    server._processes[1] = cast(Any, SimpleNamespace(output=lambda: "first" + "x" * LARGEST_OUTPUT))
-    server.receive(PeerRequest("output", 7, {"worker": 1}))
-    [answer] = sent
-    assert unpack(answer["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
-
-
-def more_refusals(server: EmbeddedServer, than: int) -> bool:
-    return refusals(server) > than
-
-
-def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> None:
-    [port] = free_ports(1)
-    server = serve_etcd(supervisor(), ListenAddress("127.0.0.1", port), "the token")
-    assert isinstance(server, EmbeddedServer)
-    try:
-        wait_for_etcd(server.endpoint, 60, credentials("the token", tmp_path))
-        assert refusals(server) == 0
-        for count, wrong in enumerate(("another", "")):
-            endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
-            with pytest.raises(EtcdError, match="group token"):
-                wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
-            assert eventually(partial(more_refusals, server, count))
-    finally:
-        server.discard()
-    assert refusals(server) == 0, "an etcd that is gone says nothing"
-
-
-def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.MESSAGE_SECONDS", 0.05)
-    lines: list[str] = []
-    with pytest.raises(EtcdError):
-        wait_for_etcd("http://no-such-host.invalid:2379", 1, {}, waiting=lines.append)
-    assert lines[0].startswith(
-        "waiting for the etcd that rank 0 serves at http://no-such-host.invalid:2379; 0 s of 1 s; "
-    )
-    assert "last attempt: " in lines[0]
-    assert "does not resolve" in lines[0]
-
-
-def test_a_rank_says_that_it_waits_for_an_etcd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_nixl.cluster.membership.MESSAGE_SECONDS", 0.2)
-    lines: list[str] = []
-    [port] = free_ports(1)
-    with connect(parse_endpoints(f"http://127.0.0.1:{port}")) as client, pytest.raises(EtcdError, match="refused"):
-        join(client, "nobody", 2, wanted=1, timeout=2, waiting=lines.append)
-    assert re.fullmatch(
-        rf"waiting for the etcd of group 'nobody'; \d s of 2 s; last attempt: etcd at http://127\.0\.0\.1:{port}: "
-        "connection refused, nothing listens there",
-        lines[0],
-    )
+    peer.ask("start", **START)
+    monkeypatch.setattr(DoubleProcess, "at_end", staticmethod(ask_meanwhile))
+    peer.server.close()
+    assert [worker.killed for worker in peer.workers] == [True]
+    assert answers == [{"error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
+    assert peer.server.started == 1

@@ -12,7 +12,7 @@ import pytest
 from helpers.etcd import Etcd, running_etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
-from pytest_nixl.cluster.messages import TOGETHER, Mailbox, MailError, Message, WorkerLine
+from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, MailError, Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import connect
 
@@ -111,17 +111,30 @@ def test_each_rank_reads_the_messages_of_many_threads_in_order_and_once(etcd: Et
         assert [number for number in numbers if number >= MESSAGES] == list(range(MESSAGES, 2 * MESSAGES))
 
 
-def test_a_request_that_etcd_refuses_fails_the_messages_in_it_and_no_others(etcd: Etcd, group: RankGroup) -> None:
-    read: list[Message] = []
-    half = "x" * (700 << 10)
-    with mailbox(etcd, group, 1, read), mailbox(etcd, group, 0) as box:
-        # Together they are too large for one request, and etcd gets two.
-        box.send_each({1: {"worker": 1, "line": half}, 2: {"worker": 2, "line": half}})
-        with pytest.raises(MailError, match=r"a message of \d+ bytes to rank 2 is too large for etcd"):
-            box.send_each({1: line(3), 2: {"worker": 4, "line": half + half}})
-        box.send(1, line(5))
-        wait_until(lambda: len(read) == 2, 60, "both messages")
-    assert [message.worker for message in read if isinstance(message, WorkerLine)] == [1, 5]
+def sized(size: int) -> dict[str, object]:
+    """Return a message that has this many bytes when it is sent."""
+    return {"worker": 1, "line": "x" * (size - len(b'{"worker":1,"line":""}'))}
+
+
+def test_one_request_takes_messages_up_to_the_largest_size_and_a_larger_one_is_not_sent(
+    etcd: Etcd, group: RankGroup
+) -> None:
+    half = LARGEST // 2 - 65 * group.members[0].values.sealed
+    with group.client(0)() as counted:
+        box = Mailbox(counted, group.members[0], handle=lambda *_: None, failed=lambda _: None)
+        for messages, requests in (
+            ({1: sized(LARGEST)}, 1), ({1: sized(half), 2: sized(half)}, 2), ({1: sized(half), 2: sized(half + 1)}, 4),
+        ):  # fmt: skip
+            box.send_each(messages)
+            assert group.requests() == [requests, 0, 0, 0]
+        with pytest.raises(MailError) as caught:
+            box.send_each({1: line(3), 2: sized(LARGEST + 1)})
+        assert group.requests() == [4, 0, 0, 0], "no other message of the call is sent"
+        box.close()
+    assert caught.value.reason == (
+        f"a message of {LARGEST + 1} bytes to rank 2 is too large for etcd, which takes {LARGEST}"
+    )
+    assert caught.value.remedy == "read and write buffers in parts of at most half a megabyte"
 
 
 def test_a_closed_mailbox_names_the_ranks_that_get_no_message(etcd: Etcd, group: RankGroup) -> None:

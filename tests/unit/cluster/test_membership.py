@@ -7,13 +7,15 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import requests
 from helpers.etcd import Etcd, running_etcd
 
 from pytest_nixl.cluster import membership
@@ -23,6 +25,7 @@ from pytest_nixl.cluster.group import (
     Candidate,
     JoinRefusedError,
     LeaseLostError,
+    Member,
     MemberLostError,
     MembershipError,
     MissingRanksError,
@@ -42,12 +45,60 @@ from pytest_nixl.etcd.client import EtcdClient, Lease, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError, explain_answer
 from pytest_nixl.etcd.proxy import EtcdProxy
-from pytest_nixl.etcd.watch import Watched
+from pytest_nixl.etcd.transaction import KeyValue
+from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.model.settings import OPTIONS
 
 #: Seconds: a lease that does not expire on a busy machine; for each step there; a wait that times out; and a lease
 #: for whose end a process waits that comes too late.
 TTL, SECONDS, SOON, SHORT = 20, 60, 0.5, 6
+PID = os.getpid()
+
+
+class Meeting:
+    """Processes that meet in a real etcd: threads, each with its own client. They leave their groups with the test."""
+
+    def __init__(self, etcd: Etcd, pool: ThreadPoolExecutor, stack: ExitStack) -> None:
+        self.etcd, self.pool, self.stack = etcd, pool, stack
+        self.client = self.connect()
+        self.path = stack.enter_context(EtcdProxy(etcd.url))
+
+    def connect(self, url: str = "", timeout: float = SECONDS) -> EtcdClient:
+        """Return a client of the etcd, or of a proxy to it."""
+        return self.stack.enter_context(connect(parse_endpoints(url or self.etcd.url), timeout=timeout))
+
+    def claim(
+        self, name: str, *requested: int | None, urls: Sequence[str] = (), **options: Any
+    ) -> list[Future[Membership]]:
+        """Let one process join for each requested rank, each from its own host unless the options say otherwise."""
+        joining = []
+        for number, rank in enumerate(requested):
+            more = {"host": f"host-{number}", "size": len(requested), "ttl": TTL, "timeout": SECONDS, **options}
+            client = self.connect(urls[number] if urls else "")
+            joining.append(self.pool.submit(join, client, name, wanted=rank, **more))
+        self.stack.callback(self.leave, joining)
+        return joining
+
+    def group(self, name: str, size: int) -> list[Membership]:
+        """Return the members of a complete group, by rank."""
+        members = [future.result(SECONDS) for future in self.claim(name, *[None] * size)]
+        return sorted(members, key=lambda member: member.rank)
+
+    def barrier(self, members: Sequence[Membership]) -> None:
+        """Let all members pass a barrier."""
+        for future in [self.pool.submit(member.barrier, SECONDS) for member in members]:
+            future.result(90)
+
+    def has(self, prefix: str, count: int) -> None:
+        """Wait until this number of keys below the groups' prefix starts so."""
+        keys = f"{PREFIX}/{prefix}"
+        wait_until(lambda: self.client.count_prefix(keys) == count, f"{count} keys under {keys}", seconds=60)
+
+    @staticmethod
+    def leave(joining: Sequence[Future[Membership]]) -> None:
+        for registration in joining:
+            if registration.exception(90) is None:
+                registration.result().leave()
 
 
 @pytest.fixture(scope="module")
@@ -57,455 +108,433 @@ def etcd() -> Iterator[Etcd]:
 
 
 @pytest.fixture
-def client(etcd: Etcd) -> Iterator[EtcdClient]:
-    with connect([etcd.endpoint], timeout=SECONDS) as opened:
-        yield opened
-        assert opened.get_prefix("/pytest-nixl/") == {}, "every group cleans up after itself"
+def meeting(etcd: Etcd) -> Iterator[Meeting]:
+    with ThreadPoolExecutor(32) as pool, connect([etcd.endpoint], timeout=SECONDS) as client:
+        with ExitStack() as stack:
+            yield Meeting(etcd, pool, stack)
+        assert client.get_prefix("/pytest-nixl/") == {}, "every group cleans up after itself"
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(32) as started:
-        yield started
+def refusal(registration: Future[Membership]) -> JoinRefusedError:
+    """Return the error with which a process was refused."""
+    error = registration.exception(SECONDS)
+    assert isinstance(error, JoinRefusedError)
+    return error
 
 
-@contextmanager
-def group(etcd: Etcd, pool: ThreadPoolExecutor, name: str, size: int) -> Iterator[list[Membership]]:
-    """Yield the members of a complete group, by rank."""
-    with ExitStack() as stack:
-        clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(size)]
-        joining = [
-            pool.submit(join, client, name, size, ttl=TTL, timeout=SECONDS, host=f"host-{n}")
-            for n, client in enumerate(clients)
-        ]
-        members = sorted((stack.enter_context(client.result()) for client in joining), key=lambda member: member.rank)
-        yield members
-
-
-@contextmanager
-def claiming(
-    etcd: Etcd, pool: ThreadPoolExecutor, name: str, requested: list[int | None], **options: Any
-) -> Iterator[list[Future[Membership]]]:
-    """Let one process join for each rank in ``wanted``, each from its own host unless the options say otherwise."""
-    options = {"size": len(requested), "ttl": TTL, "timeout": SECONDS, **options}
-    with ExitStack() as stack:
-        joining = []
-        for number, rank in enumerate(requested):
-            client = stack.enter_context(connect([etcd.endpoint], timeout=SECONDS))
-            joining.append(pool.submit(join, client, name, wanted=rank, **{"host": f"host-{number}", **options}))
-        try:
-            yield joining
-        finally:
-            for registration in joining:
-                if registration.exception(90) is None:
-                    registration.result().leave()
-
-
-def all_done(work: list[Future[None]]) -> None:
-    for future in work:
-        future.result(90)
-
-
-def test_every_member_gets_a_rank_and_the_same_roster(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
-    with group(etcd, pool, "g", 5) as members:
-        assert [member.rank for member in members] == [0, 1, 2, 3, 4]
-        [roster] = {member.members for member in members}
-        assert [member.rank for member in roster] == [0, 1, 2, 3, 4]
-        assert {member.host for member in roster} == {f"host-{number}" for number in range(5)}
-        assert {member.size for member in members} == {5}
-        created = [item.key.rsplit("/", 1)[1] for item in client.by_creation("/pytest-nixl/groups/g/members/")]
-        assert created == [member.token for member in roster], "ranks are in order of create revision"
-
-
-def test_a_group_of_one_rank(client: EtcdClient) -> None:
-    with join(client, "alone", 1, ttl=TTL) as member:
-        member.barrier(SECONDS)
-        assert (member.rank, member.size) == (0, 1)
-
-
-@pytest.mark.parametrize("size", [2, 12])
-@pytest.mark.parametrize(("token", "of_joining", "of_a_barrier"), [("", 4, 2), ("t", 5, 3)])
-def test_number_of_requests_does_not_grow_with_the_group(
-    client: EtcdClient,
-    etcd: Etcd,
-    pool: ThreadPoolExecutor,
-    size: int,
-    token: str,
-    of_joining: int,
-    of_a_barrier: int,
+@pytest.mark.parametrize("requested", [[None], [None] * 5, [2, 0, 3, 1], [None, 2, None, 0, None]], ids=str)
+def test_requested_ranks_are_given_and_the_free_ones_in_order_of_arrival(
+    meeting: Meeting, requested: list[int | None]
 ) -> None:
-    with EtcdProxy(etcd.url) as path, ExitStack() as stack:
-        proxies = [path.client() for _ in range(size)]
-        clients = [
-            stack.enter_context(connect(parse_endpoints(proxied.endpoint), timeout=SECONDS)) for proxied in proxies
-        ]
-        ranks = [None if number % 2 else number for number in range(size)]
-        joining = [
-            pool.submit(join, future, "few", size, ttl=300, timeout=60, wanted=rank, token=token)
-            for future, rank in zip(clients, ranks, strict=True)
-        ]
-        members = [stack.enter_context(future.result()) for future in joining]
-        assert all(len(proxied.requests) <= of_joining for proxied in proxies), path.describe()
-        for _ in range(3):
-            before = [len(proxied.requests) for proxied in proxies]
-            all_done([pool.submit(member.barrier, 60) for member in members])
-            assert all(
-                len(proxied.requests) - count <= of_a_barrier for proxied, count in zip(proxies, before, strict=True)
-            )
+    members = [registration.result(SECONDS) for registration in meeting.claim("g", *requested)]
+    created = [item.key.rsplit("/", 1)[1] for item in meeting.client.by_creation(f"{PREFIX}/g/members/")]
+    by_rank = {rank: number for number, rank in enumerate(requested) if rank is not None}
+    others = [number for number, rank in enumerate(requested) if rank is None]
+    others.sort(key=lambda number: created.index(members[number].token))
+    free = [rank for rank in range(len(requested)) if rank not in by_rank]
+    by_rank |= dict(zip(free, others, strict=True))
+    roster = tuple(
+        Member(rank, members[number].token, f"host-{number}", PID) for rank, number in sorted(by_rank.items())
+    )
+    assert [member.members for member in members] == [roster] * len(members)
+    assert {member.rank: number for number, member in enumerate(members)} == by_rank
+    assert {(member.group, member.size) for member in members} == {("g", len(requested))}
+    meeting.barrier(members)
 
 
-def test_a_barrier_waits_for_the_last_rank(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
-    with group(etcd, pool, "wait", 3) as members:
-        for turn in range(4):
-            late = members[turn % 3]
-            early = [pool.submit(member.barrier, SECONDS) for member in members if member is not late]
-            arrived = f"/pytest-nixl/groups/wait/arrived/{turn + 1:06d}/"
-            wait_until(partial(_has, client, arrived, 2), "two at the barrier", seconds=60)
-            assert not any(future.done() for future in early)
-            late.barrier(SECONDS)
-            all_done(early)
+def test_a_barrier_waits_for_the_last_rank(meeting: Meeting) -> None:
+    members = meeting.group("wait", 3)
+    for turn, late in enumerate([*members, members[0]], 1):
+        early = [meeting.pool.submit(member.barrier, SECONDS) for member in members if member is not late]
+        meeting.has(f"wait/arrived/{turn:06d}/", 2)
+        assert not any(future.done() for future in early)
+        late.barrier(SECONDS)
+        for future in early:
+            future.result(90)
 
 
-def test_a_barrier_that_times_out_names_the_missing_ranks(
-    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-) -> None:
-    with group(etcd, pool, "vain", 3) as members:
+def test_a_barrier_that_times_out_names_the_missing_ranks(meeting: Meeting) -> None:
+    members = meeting.group("vain", 3)
+    first, _, last = members[1].members
+    remedy = "read the last output of these ranks"
+    missing = f"waited 0.5 s at barrier 1 of group 'vain' for {first}, {last}"
+    for more in ("", f"; the lease of {last} expired, and no process took that rank"):
         with pytest.raises(MissingRanksError) as caught:
             members[1].barrier(SOON)
-        missing = [str(member) for member in members[1].members if member.rank != 1]
-        assert f" 0.5 s at barrier 1 of group 'vain' for {', '.join(missing)}\nremedy: " in str(caught.value)
-
-
-def test_every_member_learns_of_a_member_that_dies_after_the_start(
-    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-) -> None:
-    with group(etcd, pool, "lost", 3) as members:
-        all_done([pool.submit(member.barrier, 60) for member in members])
-        waiting = [pool.submit(member.barrier, SECONDS) for member in members[:2]]
+        assert (caught.value.reason, caught.value.remedy) == (f"{missing}{more}", remedy)
         members[2].lease.revoke()  # as etcd does when a lease expires
-        for future in waiting:
-            with pytest.raises(MemberLostError, match=f"group 'lost' .*{_pattern(members[2])}: "):
-                future.result(SECONDS)
-        with pytest.raises(LeaseLostError, match=rf"group 'lost' \(rank 2, host-\d, pid {os.getpid()}\)"):
-            members[2].barrier(SECONDS)
+
+
+def test_every_member_learns_of_a_member_that_dies_after_the_start(meeting: Meeting) -> None:
+    members = meeting.group("lost", 3)
+    meeting.barrier(members)
+    waiting = [meeting.pool.submit(member.barrier, SECONDS) for member in members[:2]]
+    members[2].lease.revoke()
+    remedy = "if its host is busy with other work, give every rank --nixl-lease=200s; then start the run again"
+    for future in waiting:
+        error = future.exception(SECONDS)
+        assert isinstance(error, MemberLostError)
+        assert error.reason == f"group 'lost' has lost {members[2].members[2]}: its lease expired, or it left"
+        assert error.remedy == f"read the last output of each lost rank; {remedy}"
+    with pytest.raises(LeaseLostError, match=rf"group 'lost' \(rank 2, {members[2].host}, pid {PID}\) lost its "):
+        members[2].barrier(SECONDS)
 
 
 @pytest.mark.long
-def test_a_member_that_leaves_after_a_barrier_is_not_lost(
-    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-) -> None:
+def test_a_member_that_leaves_after_a_barrier_is_not_lost(meeting: Meeting) -> None:
     def meet_and_leave(member: Membership) -> None:
         member.barrier(SECONDS)
         member.barrier(SECONDS)
         member.leave()
 
     for _ in range(5):
-        with group(etcd, pool, "leave", 8) as members:
-            all_done([pool.submit(meet_and_leave, member) for member in members])
+        for future in [meeting.pool.submit(meet_and_leave, member) for member in meeting.group("leave", 8)]:
+            future.result(90)
 
 
-def test_rank_of_a_member_that_died_before_the_start_is_reassigned(
-    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-) -> None:
-    with group(etcd, pool, "again", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other:
-        waiting = pool.submit(members[0].barrier, SECONDS)
-        taking = pool.submit(join, other, "again", 2, ttl=TTL, timeout=SECONDS, host="new-host")
-        wait([taking], SOON)
-        assert not taking.done(), "a rank may become free for as long as a lease lasts"
+@pytest.mark.parametrize("replacement_waits", [False, True])
+def test_rank_of_a_member_that_died_before_the_start_is_reassigned(meeting: Meeting, replacement_waits: bool) -> None:
+    """The other member learns of it while it waits at the first barrier, or as the last one that arrives there."""
+    members = meeting.group("again", 2)
+    [taking] = meeting.claim("again", None, size=2, host="new-host")
+    wait([taking], SOON)
+    assert not taking.done(), "a rank may become free for as long as a lease lasts"
+    if replacement_waits:
         members[1].lease.revoke()
-        with taking.result(SECONDS) as replacement:
-            assert replacement.rank == 1
-            replacement.barrier(SECONDS)
-            waiting.result(SECONDS)
-            assert members[0].members == replacement.members
-            assert members[0].members[1].host == "new-host"
-
-
-def test_the_last_member_at_the_first_barrier_learns_of_a_reassigned_rank(
-    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-) -> None:
-    with group(etcd, pool, "last", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other:
-        taking = pool.submit(join, other, "last", 2, ttl=TTL, timeout=SECONDS, host="new-host")
+        first, last = taking.result(SECONDS), members[0]
+    waiting = meeting.pool.submit((first if replacement_waits else members[0]).barrier, SECONDS)
+    meeting.has("again/arrived/000001/", 1)
+    if not replacement_waits:
         members[1].lease.revoke()
-        with taking.result(SECONDS) as replacement:
-            waiting = pool.submit(replacement.barrier, SECONDS)
-            arrived = "/pytest-nixl/groups/last/arrived/000001/"
-            wait_until(partial(_has, client, arrived, 1), "one at the barrier", seconds=60)
-            members[0].barrier(SECONDS)
-            waiting.result(SECONDS)
-            assert members[0].members == replacement.members
-            assert members[0].members[1].host == "new-host"
+        last = taking.result(SECONDS)
+    last.barrier(SECONDS)
+    waiting.result(SECONDS)
+    replacement = taking.result()
+    assert replacement.rank == 1
+    assert members[0].members == replacement.members
+    assert members[0].members[1] == Member(1, replacement.token, "new-host", PID)
 
 
 def test_the_member_that_opens_the_barrier_learns_of_a_rank_that_is_reassigned_at_that_moment(
-    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        group(etcd, pool, "moment", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other,
-        ExitStack() as stack,
-    ):  # fmt: skip
-        waiting = pool.submit(members[1].barrier, SECONDS)
-        wait_until(partial(_has, client, "/pytest-nixl/groups/moment/arrived/000001/", 1), "one to arrive", seconds=60)
-        transact, calls = members[0].transact, list[Any]()
+    members = meeting.group("moment", 2)
+    waiting = meeting.pool.submit(members[1].barrier, SECONDS)
+    meeting.has("moment/arrived/000001/", 1)
+    transact, calls = members[0].transact, list[Any]()
 
-        def opening(*given: Any) -> Any:
-            calls.append(given)
-            if len(calls) == 2:  # the member has seen that all have arrived, and opens the barrier
-                members[1].lease.revoke()
-                stack.enter_context(join(other, "moment", 2, ttl=TTL, timeout=SECONDS, host="new-host"))
-            return transact(*given)
+    def opening(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:  # the member has seen that all have arrived, and opens the barrier
+            members[1].lease.revoke()
+            meeting.claim("moment", None, size=2, host="new-host")[0].result(SECONDS)
+        return transact(*arguments)
 
-        monkeypatch.setattr(members[0], "transact", opening)
-        members[0].barrier(SECONDS)
-        assert len(calls) == 2
-        assert members[0].members[1].host == "new-host"
-        wait([waiting], SECONDS)
+    monkeypatch.setattr(members[0], "transact", opening)
+    members[0].barrier(SECONDS)
+    assert len(calls) == 2
+    assert members[0].members[1].host == "new-host"
+    wait([waiting], SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rank", "reason"),
+    [
+        *(
+            (name, 2, None, f"{name!r} is not a valid group name: expected 1 to 128 letters, digits, . _ and -")
+            for name in ("", "a/b", "a b", "x" * 129)
+        ),
+        ("g", 0, None, "a group cannot have 0 ranks: expected 1 or more"),
+        ("g", 2, -1, "-1 is not a valid rank: ranks are counted from 0"),
+    ],
+)
+def test_an_invalid_name_size_or_rank_is_refused(
+    meeting: Meeting, name: str, size: int, rank: int | None, reason: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        join(meeting.client, name, size, wanted=rank)
+    assert str(caught.value) == reason
 
 
 class TestRefused:
-    def test_a_late_process_with_the_names_of_the_members(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        with group(etcd, pool, "full", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other:
-            all_done([pool.submit(member.barrier, 60) for member in members])
-            with pytest.raises(JoinRefusedError) as caught:
-                join(other, "full", 2, timeout=SOON)
+    def test_a_late_process_with_the_names_of_the_members(self, meeting: Meeting) -> None:
+        members = meeting.group("full", 2)
+        meeting.barrier(members)
+        for size, reason in (
+            (2, "the run has already started"),
+            (3, "it has 2 ranks, but this process has --nixl-ranks=3"),
+        ):
+            [late] = meeting.claim("full", None, size=size, timeout=SOON)
             names = ", ".join(map(str, members[0].members))
-            assert caught.value.reason.startswith("group 'full' ")
-            assert "already started" in caught.value.reason
-            assert caught.value.reason.endswith(names)
-            with pytest.raises(JoinRefusedError, match=r"group 'full' .* 2 ranks, .*=3"):
-                join(other, "full", 3, timeout=SOON)
-            all_done([pool.submit(member.barrier, 60) for member in members])
+            assert refusal(late).reason == f"group 'full' is closed: {reason}; its members are {names}"
+            remedy = "give each job its own --nixl-group; or, to replace that group, end its processes first"
+            assert refusal(late).remedy == remedy
+        meeting.barrier(members)
 
     @pytest.mark.long
-    def test_one_process_too_many(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
-        with ExitStack() as stack:
-            clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(4)]
-            joining = [pool.submit(join, joiner, "many", 3, ttl=SHORT, timeout=60) for joiner in clients]
-            errors = [error for joiner in joining if (error := joiner.exception(60)) is not None]
-            members = [stack.enter_context(joiner.result()) for joiner in joining if joiner.exception() is None]
-            assert [type(error) for error in errors] == [JoinRefusedError]
-            assert sorted(member.rank for member in members) == [0, 1, 2]
-            assert str(errors[0]).startswith("group 'many' ")
-            assert all(str(member) in str(errors[0]) for member in members[0].members)
+    def test_one_process_too_many(self, meeting: Meeting) -> None:
+        joining = meeting.claim("many", None, None, None, None, size=3, ttl=SHORT)
+        [late] = [registration for registration in joining if registration.exception(SECONDS) is not None]
+        members = [registration.result() for registration in joining if registration is not late]
+        assert sorted(member.rank for member in members) == [0, 1, 2]
+        names = ", ".join(map(str, members[0].members))
+        assert refusal(late).reason == f"group 'many' is closed: all its ranks are taken; its members are {names}"
 
-    @pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 200])
-    def test_an_invalid_group_name(self, client: EtcdClient, name: str) -> None:
-        with pytest.raises(ValueError, match=r"letters, digits, \. _ and -"):
-            join(client, name, 2)
-
-    def test_a_group_without_ranks(self, client: EtcdClient) -> None:
-        with pytest.raises(ValueError, match=" 0 ranks: expected 1 or more"):
-            join(client, "g", 0)
-
-
-def test_a_timeout_names_the_processes_that_arrived(client: EtcdClient) -> None:
-    with pytest.raises(MissingRanksError) as caught:
-        join(client, "lone", 2, timeout=SOON, host="here")
-    assert " 0.5 s for 1 of 2 ranks of group 'lone'" in caught.value.reason
-    assert caught.value.reason.endswith(f" here (pid {os.getpid()})")
-
-
-def test_a_timeout_names_the_missing_ranks(client: EtcdClient) -> None:
-    with pytest.raises(MissingRanksError) as caught:
-        join(client, "lone", 4, timeout=SOON, wanted=2)
-    assert " 0.5 s for ranks 0, 1, 3 of group 'lone' (1 of 4 " in caught.value.reason
-
-
-@pytest.mark.long
-def test_a_timeout_names_different_numbers_of_ranks(etcd: Etcd, client: EtcdClient, pool: ThreadPoolExecutor) -> None:
-    with connect([etcd.endpoint], timeout=SECONDS) as other:
-        three = pool.submit(join, other, "sizes", 3, timeout=6)
-        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/sizes/members/"), "the first", seconds=60)
-        with pytest.raises(MissingRanksError, match=r"group 'sizes'.* numbers of ranks: 3, 5\n"):
-            join(client, "sizes", 5, timeout=SOON)
-        assert isinstance(three.exception(SECONDS), MissingRanksError)
-
-
-class TestRequestedRanks:
-    """Ranks that a launcher or the user requests."""
-
-    def test_requested_ranks_are_given(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
-        with claiming(etcd, pool, "kept", [2, 0, 3, 1]) as claims:
-            members = [registration.result(SECONDS) for registration in claims]
-            assert [member.rank for member in members] == [2, 0, 3, 1]
-            [roster] = {member.members for member in members}
-            assert [(member.rank, member.host) for member in roster] == [
-                (0, "host-1"), (1, "host-3"), (2, "host-0"), (3, "host-2"),
-            ]  # fmt: skip
-            all_done([pool.submit(member.barrier, 60) for member in members])
-
-    def test_the_other_members_get_the_free_ranks_in_order_of_arrival(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    @pytest.mark.parametrize(
+        ("requested", "sentence"),
+        [
+            ([0, 0, 1], r"rank 0 is requested twice, by host-(0|1) \(pid PID\) and host-(?!\1)[01] \(pid PID\)"),
+            ([0, 5], r"rank 5, requested by host-1 \(pid PID\), is not in the range 0 to 1"),
+        ],
+    )
+    def test_requests_in_conflict_are_refused_and_the_next_start_succeeds(
+        self, meeting: Meeting, requested: list[int], sentence: str
     ) -> None:
-        with claiming(etcd, pool, "mixed", [None, 2, None, 0, None]) as claims:
-            members = [registration.result(SECONDS) for registration in claims]
-            assert (members[1].rank, members[3].rank) == (2, 0)
-            created = [item.key.rsplit("/", 1)[1] for item in client.by_creation(f"{members[0].root}members/")]
-            free_ranks = {
-                member.members[member.rank].token: member.rank for member in (members[0], members[2], members[4])
-            }
-            assert [free_ranks[token] for token in created if token in free_ranks] == [1, 3, 4]
-
-    def test_a_rank_requested_twice_is_refused_and_the_next_start_succeeds(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        with claiming(etcd, pool, "twice", [0, 0, 1]) as claims:
-            errors = [registration.exception(SECONDS) for registration in claims]
-        assert [type(error) for error in errors] == [JoinRefusedError] * 3
-        [sentence] = {error.reason for error in errors if isinstance(error, JoinRefusedError)}
-        first, other = (f"host-{number} (pid {os.getpid()})" for number in (0, 1))
-        assert sentence.startswith("group 'twice' cannot start: rank 0 ")
-        assert sentence.endswith((f"twice, by {first} and {other}", f"twice, by {other} and {first}"))
-        assert "--nixl-rank" in str(errors[0])
-        assert client.get_prefix("/pytest-nixl/") == {}
-        with claiming(etcd, pool, "twice", [0, 2, 1]) as claims:
-            assert [registration.result(SECONDS).rank for registration in claims] == [0, 2, 1]
-
-    def test_a_rank_outside_the_group_is_refused(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        with claiming(etcd, pool, "large", [0, 5]) as claims:
-            for registration in claims:
-                error = registration.exception(SECONDS)
-                assert isinstance(error, JoinRefusedError)
-                assert error.reason.startswith("group 'large' cannot start: rank 5")
-                assert f"host-1 (pid {os.getpid()})" in error.reason
-                assert error.reason.endswith("0 to 1")
-
-    def test_a_negative_rank_is_refused(self, client: EtcdClient) -> None:
-        with pytest.raises(ValueError, match=r"^-1 .*: ranks are counted from 0"):
-            join(client, "g", 2, wanted=-1)
+        errors = [refusal(registration) for registration in meeting.claim("twice", *requested)]
+        [reason] = {error.reason for error in errors}
+        assert re.fullmatch(f"group 'twice' cannot start: {sentence.replace('PID', str(PID))}", reason)
+        assert {error.remedy for error in errors} == {
+            "give each process a different --nixl-rank (or check what the launcher sets, such as SLURM_PROCID), and "
+            "give each job its own --nixl-group"
+        }
+        assert meeting.client.get_prefix("/pytest-nixl/") == {}
+        meeting.group("twice", 2)
 
     @pytest.mark.long
-    def test_two_requests_from_one_host_are_refused_if_no_lease_ends(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        with claiming(etcd, pool, "host", [0, 0], ttl=SHORT, host="same") as claims:
-            for registration in claims:
-                error = registration.exception(SECONDS)
-                assert isinstance(error, JoinRefusedError)
-                assert "rank 0 " in error.reason
-                assert error.reason.count(f"same (pid {os.getpid()})") == 2
+    def test_two_requests_from_one_host_if_no_lease_ends(self, meeting: Meeting) -> None:
+        for registration in meeting.claim("host", 0, 0, ttl=SHORT, host="same"):
+            twice = f"rank 0 is requested twice, by same (pid {PID}) and same (pid {PID})"
+            assert refusal(registration).reason == f"group 'host' cannot start: {twice}"
 
-    def test_two_requests_from_one_host_are_not_refused_while_a_lease_may_end(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
+    def test_two_requests_from_one_host_not_while_a_lease_may_end(self, meeting: Meeting) -> None:
         """The first process was killed, and its lease has not ended when its successor completes the group."""
-        members = "/pytest-nixl/groups/killed/members/"
-        lease = client.lease(SECONDS)
-        client.put(f"{members}killed", Candidate("killed", "same", 1, 2, 0).value, lease)
-        with claiming(etcd, pool, "killed", [0], size=2, host="same") as [again]:
-            wait([again], SOON)
-            assert not again.done()
-            lease.revoke()
-            with claiming(etcd, pool, "killed", [1], size=2, host="same") as [other]:
-                assert [registration.result(SECONDS).rank for registration in (again, other)] == [0, 1]
+        lease = meeting.client.lease(SECONDS)
+        meeting.client.put(f"{PREFIX}/killed/members/killed", Candidate("killed", "same", 1, 2, 0).value, lease)
+        [again] = meeting.claim("killed", 0, size=2, host="same")
+        wait([again], SOON)
+        assert not again.done()
+        lease.revoke()
+        [other] = meeting.claim("killed", 1, size=2, host="same")
+        assert [registration.result(SECONDS).rank for registration in (again, other)] == [0, 1]
 
     @pytest.mark.long
-    def test_a_process_restarted_before_the_others_arrive_gets_its_rank(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
+    def test_a_process_restarted_before_the_others_arrive_gets_its_rank(self, meeting: Meeting) -> None:
         """The lease of the killed process has not ended yet, so that two processes request the rank for a while."""
-        members = "/pytest-nixl/groups/started-again/members/"
-        options: dict[str, Any] = {"size": 3, "host": "same"}
-        with ExitStack() as stack:
-            [killed] = stack.enter_context(claiming(etcd, pool, "started-again", [1], **options))
-            wait_until(partial(_has, client, members, 1), "the first", seconds=60)
-            [first] = client.by_creation(members)
-            [again] = stack.enter_context(claiming(etcd, pool, "started-again", [1], **options))
-            wait_until(partial(_has, client, members, 2), "its successor", seconds=60)
-            [other] = stack.enter_context(claiming(etcd, pool, "started-again", [0], **options))
-            wait_until(partial(_has, client, members, 3), "one more", seconds=60)
-            client.revoke(first.lease)
-            [last] = stack.enter_context(claiming(etcd, pool, "started-again", [2], **options))
-            assert [registration.result(SECONDS).rank for registration in (other, again, last)] == [0, 1, 2]
-            assert isinstance(killed.exception(SECONDS), LeaseLostError)
+        registrations = []
+        for count, rank in enumerate((1, 1, 0), 1):
+            registrations += meeting.claim("started-again", rank, size=3, host="same")
+            meeting.has("started-again/members/", count)
+            if count == 1:
+                [first] = meeting.client.by_creation(f"{PREFIX}/started-again/members/")
+        meeting.client.revoke(first.lease)
+        killed, *others = [*registrations, *meeting.claim("started-again", 2, size=3, host="same")]
+        assert [registration.result(SECONDS).rank for registration in others] == [1, 0, 2]
+        assert isinstance(killed.exception(SECONDS), LeaseLostError)
 
     @pytest.mark.parametrize("nth", [1, 2, 3])
-    def test_a_refusal_survives_a_lost_answer(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, nth: int
-    ) -> None:
+    def test_although_an_answer_is_lost(self, meeting: Meeting, nth: int) -> None:
         """The lost answer is that to the registration, to the read, or to the write of the refusal."""
-        with EtcdProxy(etcd.url) as path, claiming(etcd, pool, "answer", [1], size=2) as [other]:
-            wait_until(partial(_has, client, "/pytest-nixl/groups/answer/members/", 1), "the other", seconds=60)
-            proxied = path.client()
-            proxied.lose_answer(lambda request: request.method == "Txn", nth=nth)
-            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as losing:
-                with pytest.raises(JoinRefusedError, match=r"group 'answer' cannot start: rank 1 .* host-0") as caught:
-                    join(losing, "answer", 2, ttl=TTL, timeout=SECONDS, wanted=1, host="host-1")
-            error = other.exception(SECONDS)
-            assert isinstance(error, JoinRefusedError)
-            assert error.reason == caught.value.reason
+        [other] = meeting.claim("answer", 1, size=2)
+        meeting.has("answer/members/", 1)
+        proxied = meeting.path.client()
+        proxied.lose_answer(lambda request: request.method == "Txn", nth=nth)
+        [losing] = meeting.claim("answer", 1, size=2, host="host-1", urls=[proxied.endpoint])
+        hosts = f"host-0 (pid {PID}) and host-1 (pid {PID})"
+        reason = f"group 'answer' cannot start: rank 1 is requested twice, by {hosts}"
+        assert [refusal(registration).reason for registration in (losing, other)] == [reason, reason]
 
     @pytest.mark.long
-    def test_a_free_rank_is_given_only_to_a_process_that_requests_it_or_any(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        with (
-            claiming(etcd, pool, "place", [0, 1], ttl=SHORT) as claims,
-            connect([etcd.endpoint], timeout=SECONDS) as other,
-        ):
-            members = [registration.result(SECONDS) for registration in claims]
-            members[1].lease.revoke()
-            with pytest.raises(JoinRefusedError, match=f"group 'place' .* rank 0.* {_pattern(members[0])}"):
-                join(other, "place", 2, ttl=TTL, timeout=SECONDS, wanted=0)
-            with join(other, "place", 2, ttl=TTL, timeout=SECONDS, wanted=1, host="new-host") as replacement:
-                assert replacement.rank == 1
-                waiting = pool.submit(members[0].barrier, SECONDS)
-                replacement.barrier(SECONDS)
-                waiting.result(SECONDS)
-                assert members[0].members[1].host == "new-host"
+    def test_a_process_that_requests_another_rank_than_the_free_one(self, meeting: Meeting) -> None:
+        members = [registration.result(SECONDS) for registration in meeting.claim("place", 0, 1, ttl=SHORT)]
+        members[1].lease.revoke()
+        [late] = meeting.claim("place", 0, size=2)
+        reason = "rank 0, which this process requests, is taken"
+        names = ", ".join(map(str, members[0].members))
+        assert refusal(late).reason == f"group 'place' is closed: {reason}; its members are {names}"
+        [taking] = meeting.claim("place", 1, size=2, host="new-host")
+        meeting.barrier([members[0], taking.result(SECONDS)])
+        assert members[0].members[1].host == "new-host"
 
-    def test_a_key_that_no_rank_wrote_is_named(self, client: EtcdClient) -> None:
-        key = f"{group_root(PREFIX, 'strange')}members/stranger"
-        client.put(key, b"hello")
-        with pytest.raises(MembershipError, match=f"the key '{key}' "):
-            join(client, "strange", 2, ttl=TTL, timeout=SECONDS)
-        assert list(client.get_prefix(group_root(PREFIX, "strange"))) == [key], "the own registration is removed"
-        client.delete(key)
-
-    def test_a_process_that_finds_an_earlier_refusal_waits_for_that_group_to_end(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        root = group_root(PREFIX, "earlier")
-        refusal = {"ttl": TTL, "members": [], "refusal": "group 'earlier' cannot start: why"}
-        client.put(f"{root}run/frozen", json.dumps(refusal).encode())
+    def test_a_process_that_finds_an_earlier_refusal_waits_for_that_group_to_end(self, meeting: Meeting) -> None:
+        root, client = group_root(PREFIX, "earlier"), meeting.client
+        refused = {"ttl": TTL, "members": [], "refusal": "group 'earlier' cannot start: why"}
+        client.put(f"{root}run/frozen", json.dumps(refused).encode())
         client.put(f"{root}members/slow", b'{"host": "slow", "pid": 1, "size": 1}')
-        with pytest.raises(JoinRefusedError) as caught:
-            join(client, "earlier", 1, ttl=TTL, timeout=SOON)
-        assert caught.value.reason == "group 'earlier' cannot start: why"
-        with EtcdProxy(etcd.url) as path:
-            proxied = path.client()
-            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as late:
-                registration = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=SECONDS)
-                path.wait(
-                    lambda: any(request.method == "Watch" for request in proxied.requests), "it waits", seconds=SECONDS
-                )
-                client.delete(f"{root}members/slow")
-                with registration.result(SECONDS) as member:
-                    assert member.rank == 0
+        [early] = meeting.claim("earlier", None, timeout=SOON)
+        assert refusal(early).reason == "group 'earlier' cannot start: why"
+        proxied = meeting.path.client()
+        [late] = meeting.claim("earlier", None, urls=[proxied.endpoint])
+        meeting.path.wait(
+            lambda: any(request.method == "Watch" for request in proxied.requests), "it waits", seconds=SECONDS
+        )
+        client.delete(f"{root}members/slow")
+        assert late.result(SECONDS).rank == 0
+
+
+class Watches:
+    """What memberships watch from now on, and the event that each watch yields, made from the membership.
+
+    A real etcd yields none at a known moment. The clock of processes that join stands still.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.events: list[Callable[[Membership], WatchEvent]] = []
+        now = time.monotonic()
+
+        def watch(
+            membership: Membership, *watched: Watched, deadline: float, known: Sequence[str] = (), tick: object = None
+        ) -> Iterator[WatchEvent]:
+            keys = [
+                (span.key.removeprefix(membership.root), span.since, span.prefix, span.deletions) for span in watched
+            ]
+            known = sorted(key.rpartition("/")[2] for key in known)
+            self.calls.append((keys, round(deadline - now, 6), known, tick is not None))
+            if self.events:
+                yield self.events.pop(0)(membership)
+
+        monkeypatch.setattr("pytest_nixl.cluster.joining.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(Membership, "watch", watch)
+
+
+def event(key: str, value: bytes = b"", *, deleted: bool) -> Callable[[Membership], WatchEvent]:
+    """Return an event of a key of the group."""
+    return lambda membership: WatchEvent(KeyValue(f"{membership.root}{key}", value, 1, 9, 1), deleted=deleted)
+
+
+@pytest.mark.parametrize(
+    ("happens", "timeout", "seconds", "times"),
+    [
+        ([], SECONDS, TTL + 2.0, 1),
+        ([], 7, 7.0, 1),
+        ([event("members/killed", deleted=True)], SECONDS, TTL + 2.0, 2),
+        ([event("members/stranger", deleted=True)], SECONDS, TTL + 2.0, 1),
+        ([event("run/frozen", deleted=True)], SECONDS, TTL + 2.0, 1),
+    ],
+)
+def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, happens: list[Any], timeout: float, seconds: float, times: int
+) -> None:
+    """The other process has not really left, so that the conflict is the same when it is looked at again."""
+    members, lease = f"{PREFIX}/c/members/", meeting.client.lease(SECONDS)
+    meeting.client.put(f"{members}killed", Candidate("killed", "same", 1, 2, 0).value, lease)
+    [killed] = meeting.client.by_creation(members)
+    watches = Watches(monkeypatch)
+    watches.events += happens
+    [again] = meeting.claim("c", 0, size=2, host="same", timeout=timeout, waiting=print)
+    assert "rank 0 is requested twice" in refusal(again).reason
+    after = killed.create_revision + 2  # what was written before this process registered is known
+    keys = [("run/frozen", after, False, False), ("members/", after, True, True)]
+    [(_, _, known, _), *_] = watches.calls
+    assert "killed" in cast("list[str]", known)
+    assert watches.calls == [(keys, seconds, known, True)] * times
+    lease.revoke()
+    meeting.client.delete_prefix(f"{PREFIX}/c/")
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(SECONDS, TTL + 2.0), (7, 7.0)])
+def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_than_it_has_time(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, timeout: float, seconds: float
+) -> None:
+    members, watches = meeting.group("full", 2), Watches(monkeypatch)
+    after = int(meeting.client.status()["header"]["revision"]) + 1
+    [late] = meeting.claim("full", None, size=2, ttl=5, timeout=timeout)
+    assert "all its ranks are taken" in refusal(late).reason
+    keys = [("run/", after, True, False), ("members/", after, True, True)]
+    assert watches.calls == [(keys, seconds, sorted(member.token for member in members), False)]
+
+
+@pytest.mark.parametrize("token", ["", "t"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_all(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, token: str, listed: bool
+) -> None:
+    """With a token a process that is not listed may take the rank of one that leaves."""
+
+    def refuse(membership: Membership) -> WatchEvent:
+        ours = membership.token if listed else "other"
+        key, listing = membership.roster_key, [(ours, "h", 1), ("second", "h", 2)]
+        value = membership.values.frozen(key, TTL, listing, refusal="rank 0 is requested twice")
+        return event("run/frozen", value, deleted=False)(membership)
+
+    Watches(monkeypatch).events.append(refuse)
+    [joining] = meeting.claim("refused", None, size=2, token=token, timeout=SOON)
+    if listed or not token:
+        assert refusal(joining).reason == "rank 0 is requested twice"
+    else:
+        assert isinstance(joining.exception(SECONDS), MissingRanksError), "the group is not complete yet"
+
+
+def test_a_key_that_no_rank_wrote_is_named(meeting: Meeting) -> None:
+    key = f"{PREFIX}/strange/members/stranger"
+    meeting.client.put(key, b"hello")
+    with pytest.raises(MembershipError, match=f"the key '{key}' "):
+        join(meeting.client, "strange", 2, ttl=TTL, timeout=SECONDS)
+    assert list(meeting.client.get_prefix(f"{PREFIX}/strange/")) == [key], "the own registration is removed"
+    meeting.client.delete(key)
+
+
+START = "start the missing ranks with the same --nixl-etcd and --nixl-group; if they run, read their output"
+
+
+class TestTimeout:
+    @pytest.mark.parametrize(
+        ("size", "rank", "missing"),
+        [
+            (2, None, "1 of 2 ranks of group 'lone'; arrived: here (pid {pid})"),
+            (4, 2, "ranks 0, 1, 3 of group 'lone' (1 of 4 arrived)"),
+        ],
+    )
+    @pytest.mark.parametrize("token", ["", "a"])
+    def test_names_who_arrived_or_is_missing(
+        self, meeting: Meeting, size: int, rank: int | None, missing: str, token: str
+    ) -> None:
+        with pytest.raises(MissingRanksError) as caught:
+            join(meeting.client, "lone", size, timeout=SOON, wanted=rank, host="here", token=token)
+        assert (caught.value.reason, caught.value.remedy) == (f"waited 0.5 s for {missing.format(pid=PID)}", START)
+
+    @pytest.mark.long
+    def test_names_different_numbers_of_ranks(self, meeting: Meeting) -> None:
+        [three] = meeting.claim("sizes", None, size=3, timeout=6)
+        meeting.has("sizes/members/", 1)
+        with pytest.raises(MissingRanksError, match=r"group 'sizes'.* numbers of ranks: 3, 5\n"):
+            join(meeting.client, "sizes", 5, timeout=SOON)
+        assert isinstance(three.exception(SECONDS), MissingRanksError)
+
+    @pytest.mark.parametrize("token", ["", "a"])
+    @pytest.mark.parametrize(("count", "waiting"), [(1, "1 process waits"), (2, "2 processes wait")])
+    def test_counts_processes_with_another_token(self, meeting: Meeting, token: str, count: int, waiting: str) -> None:
+        # Not counted: a group of another name, and a group that has started.
+        for name, other, size, ranks in (("near", "b", count + 1, count), ("nearby", "b", 2, 1), ("near", "c", 1, 1)):
+            meeting.claim(name, *[None] * ranks, token=other, size=size)
+            meeting.has(f"{group_root('', name, other)[1:]}members/", ranks)
+        meeting.has(f"{group_root('', 'near', 'c')[1:]}run/frozen", 1)
+        with pytest.raises(MissingRanksError) as caught:
+            join(meeting.client, "near", 2, timeout=SOON, host="h", token=token)
+        assert caught.value.reason == (
+            f"waited 0.5 s for 1 of 2 ranks of group 'near'; arrived: h (pid {PID}); {waiting} in a group of the same "
+            "name with another --nixl-group-token"
+        )
+        assert caught.value.remedy == (
+            "give every rank the same --nixl-group-token; or, if these are different runs, give each its own "
+            "--nixl-group"
+        )
+        for name, size in (("near", count + 1), ("nearby", 2)):  # complete the groups that still wait
+            meeting.claim(name, None, token="b", size=size)
 
 
 class TestToken:
-    def test_processes_with_different_tokens_never_meet(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        with ExitStack() as stack:
-            groups = [
-                stack.enter_context(claiming(etcd, pool, "same", [None, None], token=token)) for token in ("", "a", "b")
-            ]
-            members = [[registration.result(SECONDS) for registration in claims] for claims in groups]
-            roots = [{member.root for member in group_members} for group_members in members]
-            assert [len(root) for root in roots] == [1, 1, 1]
-            assert len(set.union(*roots)) == 3
-            assert {member.group for group_members in members for member in group_members} == {"same"}
-            for group_members in members:
-                assert sorted(member.rank for member in group_members) == [0, 1]
-                assert {peer.token for member in group_members for peer in member.members} == {
-                    key.rsplit("/", 1)[1] for key in client.get_prefix(f"{group_members[0].root}members/")
-                }
+    def test_processes_with_different_tokens_never_meet(self, meeting: Meeting) -> None:
+        claims = [meeting.claim("same", None, None, token=token) for token in ("", "a", "b")]
+        groups = [[registration.result(SECONDS) for registration in joining] for joining in claims]
+        for token, members in zip(("", "a", "b"), groups, strict=True):
+            root = group_root(PREFIX, "same", token)
+            assert sorted((member.group, member.root, member.rank) for member in members) == [
+                ("same", root, 0), ("same", root, 1),
+            ]  # fmt: skip
+            tokens = {peer.token for member in members for peer in member.members}
+            assert tokens == {key.rsplit("/", 1)[1] for key in meeting.client.get_prefix(f"{root}members/")}
+        assert len({member.token for members in groups for member in members}) == 6
 
     def test_the_prefix_of_the_keys_depends_on_the_token(self) -> None:
         assert group_root("/p/", "g") == group_root("/p", "g", "") == "/p/g/"
@@ -514,243 +543,186 @@ class TestToken:
         assert group_name(group_root("", "g", "secret").strip("/")) == ("g", True)
         assert group_name("g.b") == ("g.b", False)
 
-    @pytest.mark.parametrize("token", ["", "a"])
-    def test_a_timeout_counts_processes_with_another_token(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, token: str
-    ) -> None:
-        with ExitStack() as stack:
-            # Not counted: a group of another name, and a group that has started.
-            late_groups = (("near", [None, None], "b"), ("nearby", [None], "b"), ("near", [None], "c"))
-            for name, ranks, other in late_groups:
-                size = 1 if other == "c" else len(ranks) + 1
-                stack.enter_context(claiming(etcd, pool, name, [*ranks], token=other, size=size))
-                members = f"{group_root(PREFIX, name, other)}members/"
-                wait_until(partial(_has, client, members, len(ranks)), f"those of {name}", seconds=60)
-            frozen = f"{group_root(PREFIX, 'near', 'c')}run/frozen"
-            wait_until(partial(_has, client, frozen, 1), "the group that starts", seconds=60)
-            with pytest.raises(MissingRanksError) as caught:
-                join(client, "near", 2, timeout=SOON, host="h", token=token)
-            assert " 1 of 2 ranks of group 'near'" in caught.value.reason
-            assert f"h (pid {os.getpid()}); 2 processes " in caught.value.reason
-            assert "--nixl-group-token" in caught.value.reason
-            assert "--nixl-group-token" in caught.value.remedy
-            for name in ("near", "nearby"):  # complete the groups that still wait
-                stack.enter_context(claiming(etcd, pool, name, [None], token="b", size=3 if name == "near" else 2))
-
-    def test_a_timeout_mentions_no_token_without_such_processes(self, client: EtcdClient) -> None:
-        with pytest.raises(MissingRanksError) as caught:
-            join(client, "near", 2, timeout=SOON, token="a")
-        assert "token" not in str(caught.value)
-
 
 class TestWaiting:
     """The sentences during the wait."""
 
-    @pytest.fixture
-    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture(autouse=True)
+    def _often(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(membership, "MESSAGE_SECONDS", 0.1)
 
-    @pytest.mark.usefixtures("often")
-    def test_missing_ranks_are_named(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+    def test_missing_ranks_or_the_processes_that_arrived_are_named(self, meeting: Meeting) -> None:
         messages: list[str] = []
-        with ExitStack() as stack:
-            claims = stack.enter_context(claiming(etcd, pool, "say", [0], size=3, waiting=messages.append))
-            _wait_for(messages, "waiting for ranks 1, 2 of group 'say' (1 of 3 ")
-            claims += stack.enter_context(claiming(etcd, pool, "say", [1], size=3))
-            _wait_for(messages, "waiting for rank 2 of group 'say' (2 of 3 ")
-            claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
-            assert [registration.result(SECONDS).rank for registration in claims] == [0, 1, 2]
+        claims = meeting.claim("say", 1, size=3, waiting=messages.append, host="a")
+        _wait_for(messages, "waiting for ranks 0, 2 of group 'say' (1 of 3 arrived)")
+        claims += meeting.claim("say", None, size=3, host="b")
+        _wait_for(messages, f"waiting for 1 of 3 ranks of group 'say'; arrived: a (pid {PID}), b (pid {PID})")
+        claims += meeting.claim("say", 2, size=3)
+        assert [registration.result(SECONDS).rank for registration in claims] == [1, 0, 2]
 
-    @pytest.mark.usefixtures("often")
     @pytest.mark.parametrize(("requested", "named", "first"), [(0, "rank 0", True), (None, "a rank", False)])
     def test_a_rank_that_is_killed_before_the_start_is_named(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, requested: int | None, named: str, first: bool
+        self, meeting: Meeting, requested: int | None, named: str, first: bool
     ) -> None:
         messages: list[str] = []
-        killed = f"{group_root(PREFIX, 'say')}members/killed"
-        with ExitStack() as stack:
-            # What a rank leaves that was killed: a key whose lease ends later.
-            left = Candidate("killed", "node-0", 7131, 3, requested).value
-            if first:
-                client.put(killed, left)
-            late = stack.enter_context(claiming(etcd, pool, "say", [None], size=3, waiting=messages.append))
-            if not first:
-                _wait_for(messages, "waiting for 2 of 3 ranks of group 'say'; arrived: ")
-                client.put(killed, left)
-            _wait_for(messages, "waiting for 1 of 3 ranks of group 'say'; arrived: ")
-            client.delete(killed)
-            _wait_for(messages, "waiting for 2 of 3 ", f"; registered, and is gone again: {named} on node-0 (pid 7131)")
-            assert not late[0].done()
-            late += stack.enter_context(claiming(etcd, pool, "say", [None, None], size=3))
-            assert sorted(future.result(SECONDS).rank for future in late) == [0, 1, 2]
+        killed = f"{PREFIX}/say/members/killed"
+        # What a rank leaves that was killed: a key whose lease ends later.
+        leftover = Candidate("killed", "node-0", 7131, 3, requested).value
+        if first:
+            meeting.client.put(killed, leftover)
+        late = meeting.claim("say", None, size=3, waiting=messages.append, host="b")
+        us, it = f"b (pid {PID})", "node-0 (pid 7131)"
+        if not first:
+            _wait_for(messages, f"waiting for 2 of 3 ranks of group 'say'; arrived: {us}")
+            meeting.client.put(killed, leftover)
+        both = f"{it}, {us}" if first else f"{us}, {it}"
+        _wait_for(messages, f"waiting for 1 of 3 ranks of group 'say'; arrived: {both}")
+        meeting.client.delete(killed)
+        gone = f"; registered, and is gone again: {named} on {it}"
+        _wait_for(messages, f"waiting for 2 of 3 ranks of group 'say'; arrived: {us}{gone}")
+        late += meeting.claim("say", None, None, size=3)
+        assert sorted(future.result(SECONDS).rank for future in late) == [0, 1, 2]
 
-    @pytest.mark.usefixtures("often")
-    def test_processes_are_named_if_their_ranks_are_not_known(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
+    def test_missing_ranks_at_a_barrier_are_named(self, meeting: Meeting) -> None:
         messages: list[str] = []
-        with ExitStack() as stack:
-            claims = stack.enter_context(claiming(etcd, pool, "say", [1], size=3, waiting=messages.append, host="a"))
-            _wait_for(messages, "waiting for ranks 0, 2 of group 'say' (1 of 3 ")
-            claims += stack.enter_context(claiming(etcd, pool, "say", [None], size=3, host="b"))
-            pid = os.getpid()
-            _wait_for(messages, "waiting for 1 of 3 ranks of group 'say'", f": a (pid {pid}), b (pid {pid})")
-            claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
-            assert [registration.result(SECONDS).rank for registration in claims] == [1, 0, 2]
+        members = meeting.group("say", 2)
+        waiting = meeting.pool.submit(members[0].barrier, SECONDS, messages.append)
+        _wait_for(messages, f"waiting at barrier 1 of group 'say' for {members[0].members[1]}")
+        members[1].barrier(SECONDS)
+        waiting.result(SECONDS)
 
-    @pytest.mark.usefixtures("often")
-    def test_missing_ranks_at_a_barrier_are_named(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
+    def test_the_wait_survives_an_etcd_that_does_not_answer(self, meeting: Meeting) -> None:
         messages: list[str] = []
-        with group(etcd, pool, "say", 2) as members:
-            waiting = pool.submit(members[0].barrier, SECONDS, messages.append)
-            _wait_for(messages, f"waiting at barrier 1 of group 'say' for {members[0].members[1]}")
-            members[1].barrier(SECONDS)
-            waiting.result(SECONDS)
+        proxied = meeting.path.client()
+        [first] = meeting.claim("say", None, size=2, ttl=30, waiting=messages.append, urls=[proxied.endpoint])
+        wait_until(lambda: messages, "a sentence", seconds=60)
+        proxied.cut()
+        before = len(messages)
+        assert wait([first], timeout=0.5).not_done, "a sentence that cannot be built does not end the wait"
+        proxied.restore()
+        wait_until(lambda: len(messages) > before + 1, "another one", seconds=60)
+        [other] = meeting.claim("say", None, size=2)
+        assert {first.result(SECONDS).rank, other.result(SECONDS).rank} == {0, 1}
 
-    @pytest.mark.usefixtures("often")
-    def test_the_wait_survives_an_etcd_that_does_not_answer(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
-    ) -> None:
-        messages: list[str] = []
-        with EtcdProxy(etcd.url) as path:
-            proxied = path.client()
-            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as through:
-                registration = pool.submit(join, through, "say", 2, ttl=30, timeout=SECONDS, waiting=messages.append)
-                wait_until(lambda: messages, "a sentence", seconds=60)
-                proxied.cut()
-                before = len(messages)
-                assert wait([registration], timeout=0.5).not_done, (
-                    "a sentence that cannot be built does not end the wait"
-                )
-                proxied.restore()
-                wait_until(lambda: len(messages) > before + 1, "another one", seconds=60)
-                with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(SECONDS) as member:
-                    assert {member.rank, other.result(SECONDS).rank} == {0, 1}
 
-    @pytest.mark.long
-    def test_no_sentence_and_no_request_in_the_first_seconds(self, client: EtcdClient, etcd: Etcd) -> None:
-        messages: list[str] = []
-        with EtcdProxy(etcd.url) as path:
-            proxied = path.client()
-            with (
-                connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as through,
-                pytest.raises(MissingRanksError),
-            ):
-                join(through, "say", 2, ttl=TTL, timeout=2, waiting=messages.append)
-            methods = [request.method for request in proxied.requests]
-        assert messages == []
-        # After the timeout: who arrived, which groups have the same name, and the end of the registration.
-        assert methods[:3] == ["LeaseGrant", "Txn", "Watch"]
-        assert methods[3:] == ["Txn", "Txn", "LeaseRevoke", "Txn"]
+@pytest.mark.long
+def test_no_sentence_and_no_request_in_the_first_seconds(meeting: Meeting) -> None:
+    messages: list[str] = []
+    proxied = meeting.path.client()
+    with pytest.raises(MissingRanksError):
+        join(meeting.connect(proxied.endpoint), "say", 2, ttl=TTL, timeout=2, waiting=messages.append)
+    assert messages == []
+    # After the timeout: who arrived, which groups have the same name, and the end of the registration.
+    after = ["Txn", "Txn", "LeaseRevoke", "Txn"]
+    assert [request.method for request in proxied.requests] == ["LeaseGrant", "Txn", "Watch", *after]
+
+
+def candidates(*requested: int | None, size: int, hosts: str = "") -> list[Candidate]:
+    """Return processes h0, h1, … or of these hosts, that request these ranks."""
+    names = hosts or [f"h{number}" for number in range(len(requested))]
+    return [Candidate("t", host, 1, size, rank) for host, rank in zip(names, requested, strict=True)]
 
 
 class TestWords:
-    def test_long_lists_are_shortened(self) -> None:
-        candidates = [Candidate("t", f"h{number}", number, 99) for number in range(10)]
-        names = ", ".join(f"h{number} (pid {number})" for number in range(8))
-        assert who_is_missing(candidates, "g", 99) == f"89 of 99 ranks of group 'g'; arrived: {names} and 2 more"
-        assert who_is_missing([Candidate("t", "h", 1, 99, 0)], "g", 99) == (
-            "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 90 more of group 'g' (1 of 99 arrived)"
-        )
-        assert who_is_missing([], "g", 2) == "2 of 2 ranks of group 'g'; arrived: none"
+    @pytest.mark.parametrize(
+        ("arrived", "size", "sentence"),
+        [
+            ([], 2, "2 of 2 ranks of group 'g'; arrived: none"),
+            (candidates(0, 1, size=3), 3, "rank 2 of group 'g' (2 of 3 arrived)"),
+            (candidates(0, size=99), 99, "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 90 more of group 'g' (1 of 99 arrived)"),
+            (candidates(None, None, size=2), 2, "the start of group 'g' (2 of 2 arrived)"),
+            (candidates(*[None] * 10, size=99), 99, "89 of 99 ranks of group 'g'; arrived: "
+             f"{', '.join(f'h{number} (pid 1)' for number in range(8))} and 2 more"),
+            (candidates(1, 1, size=3), 3, "ranks 0, 2 of group 'g' (2 of 3 arrived); rank 1 is requested twice, by "
+             "h0 (pid 1) and h1 (pid 1)"),
+            ([*candidates(0, size=3), *candidates(1, size=4)], 3, "rank 2 of group 'g' (2 of 3 arrived); the processes "
+             "expect different numbers of ranks: 3, 4"),
+        ],
+    )  # fmt: skip
+    def test_who_is_missing(self, arrived: list[Candidate], size: int, sentence: str) -> None:
+        assert who_is_missing(arrived, "g", size) == sentence
 
-    def test_conflicts_are_named_before_all_ranks_arrive(self) -> None:
-        candidates = [Candidate("t", f"h{number}", 1, 3, 1) for number in range(2)]
-        assert who_is_missing(candidates, "g", 3) == (
-            "ranks 0, 2 of group 'g' (2 of 3 arrived); rank 1 is requested twice, by h0 (pid 1) and h1 (pid 1)"
-        )
+    @pytest.mark.parametrize(
+        ("requests", "size", "sentences"),
+        [
+            (candidates(0, 1, None, size=3), 3, []),
+            ([*candidates(0, 0, 0, size=4), *candidates(7, size=8)], 4, [
+                "rank 0 is requested 3 times, by h0 (pid 1), h1 (pid 1) and h2 (pid 1)",
+                "rank 7, requested by h0 (pid 1), is not in the range 0 to 3",
+                "the processes expect different numbers of ranks: 4, 8",
+            ]),
+            (candidates(3, size=3), 3, ["rank 3, requested by h0 (pid 1), is not in the range 0 to 2"]),
+            # As many are named as there are, up to four conflicts and eight processes of each.
+            (candidates(*[5, 5, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4], size=12, hosts="abcdefghijkl"), 12, [
+                *(f"rank {rank} is requested twice, by {pair[0]} (pid 1) and {pair[1]} (pid 1)"
+                  for rank, pair in enumerate(("cd", "ef", "gh", "ij"))),
+                "2 more conflicts",
+            ]),
+            (candidates(*[0] * 10, size=10), 10, ["rank 0 is requested 10 times, by "
+             f"{', '.join(f'h{number} (pid 1)' for number in range(8))} and 2 more"]),
+        ],
+    )  # fmt: skip
+    def test_conflicts_name_ranks_and_processes(
+        self, requests: list[Candidate], size: int, sentences: list[str]
+    ) -> None:
+        assert rank_conflicts(requests, size) == "; ".join(sentences)
 
-    def test_all_ranks_arrived_but_there_is_no_roster_yet(self) -> None:
-        candidates = [Candidate("t", "h", number, 2) for number in range(2)]
-        assert who_is_missing(candidates, "g", 2) == "the start of group 'g' (2 of 2 arrived)"
-
-    def test_conflicts_name_ranks_and_processes(self) -> None:
-        three = [Candidate("t", f"h{number}", 1, 4, 0) for number in range(3)]
-        told_otherwise = Candidate("t", "h", 1, 8, 7)
-        conflicts = rank_conflicts([*three, told_otherwise], 4).split("; ")
-        assert len(conflicts) == 3
-        assert conflicts[0].startswith("rank 0 ")
-        assert conflicts[0].endswith(" 3 times, by h0 (pid 1), h1 (pid 1) and h2 (pid 1)")
-        assert "rank 7" in conflicts[1]
-        assert "h (pid 1)" in conflicts[1]
-        assert conflicts[1].endswith(" 0 to 3")
-        assert conflicts[2].endswith(": 4, 8")
-        pairs = [Candidate("t", "h", 1, 12, number // 2) for number in range(12)]
-        *_, last, more = rank_conflicts(pairs, 12).split("; ")
-        assert last.startswith("rank 3 ")
-        assert more.startswith("2 more")
-
-    def test_only_conflicts_within_one_host_may_settle(self) -> None:
-        first, same, other = (Candidate("t", host, 1, 3, 0) for host in ("a", "a", "b"))
-        free, large = Candidate("t", "a", 1, 3), Candidate("t", "a", 1, 3, 3)
-        assert may_settle([first, same, free], 3)
-        # Of these ranks in conflict one is requested by processes of one host, and one by those of two.
-        two = [first, same, *(Candidate("t", host, 1, 4, 1) for host in ("a", "b"))]
-        for candidates in ([first, other, free], [first, same, other], [first, same, large], [first, free, free], two):
-            assert not may_settle(candidates, 3)
+    @pytest.mark.parametrize(
+        ("requested", "hosts", "may"),
+        [
+            ((0, 0, None), "aaa", True),
+            ((0, 0, 1), "aab", True),
+            ((0, 0, None), "aba", False),
+            ((0, 0, 0), "aab", False),
+            ((0, 0, 3), "aaa", False),
+            ((0, None, None), "aaa", False),
+            ((0, 0, 1, 1), "aaab", False),  # one of these ranks is requested by one host, and one by two
+        ],
+    )
+    def test_only_conflicts_within_one_host_may_settle(
+        self, requested: tuple[int | None, ...], hosts: str, may: bool
+    ) -> None:
+        assert may_settle(candidates(*requested, size=3, hosts=hosts), max(3, len(hosts))) is may
 
     def test_a_run_of_one_rank_measures_between_itself_and_a_second_process(self) -> None:
         assert (ALONE.ranks, ALONE.rank, ALONE.pairs, ALONE.several) == (1, None, ((0, 1),), False)
 
 
 class TestLeases:
-    def test_the_usual_lease_is_the_default_of_the_option(self) -> None:
-        [lease] = [item for item in OPTIONS if item.field == "lease"]
-        assert lease.default == f"{USUAL}s"
-
-    @pytest.mark.parametrize(("ttl", "longer"), [(2, 20), (6, 60), (359, 3590), (361, 3600)])
-    def test_a_lost_lease_names_one_ten_times_as_long(self, ttl: int, longer: int) -> None:
-        remedy = f"if its host is busy with other work, give every rank --nixl-lease={longer}s; "
+    @pytest.mark.parametrize(
+        ("ttl", "longer"), [(2, 20), (6, 60), (359, 3590), (361, 3600), (MOST_LEASE, None), (MOST_LEASE - 1, 3600)]
+    )
+    def test_a_lost_lease_names_one_ten_times_as_long_if_there_is_one(self, ttl: int, longer: int | None) -> None:
+        [option] = [item for item in OPTIONS if item.field == "lease"]
+        assert option.default == f"{USUAL}s"
+        remedy = f"if its host is busy with other work, give every rank --nixl-lease={longer}s; " if longer else ""
         assert longer_lease(ttl, "its host") == remedy
-        assert next(item for item in OPTIONS if item.field == "lease").parse(f"{longer}s") == longer
-
-    def test_the_longest_lease_has_no_longer_one(self) -> None:
-        assert longer_lease(MOST_LEASE, "its host") == ""
+        assert longer is None or option.parse(f"{longer}s") == longer
 
     @pytest.mark.long
-    def test_a_lease_is_refreshed(self, client: EtcdClient) -> None:
-        with join(client, "kept", 1, ttl=12) as member:
-            seconds_left: list[int] = []
-
-            def refreshed() -> bool:
-                seconds = client.time_to_live(member.lease.id)
-                assert seconds is not None
-                seconds_left.append(seconds[0])
-                return seconds[0] > min(seconds_left)
-
-            wait_until(refreshed, "more time than was left before", seconds=60)
-            assert _lives(client, member)
-            member.check()
-
-    @pytest.mark.long
-    def test_a_member_stops_before_etcd_ends_its_lease(self, client: EtcdClient, etcd: Etcd) -> None:
+    def test_a_member_stops_before_etcd_ends_its_lease(self, meeting: Meeting) -> None:
         """The member's clock starts when the request is sent, so that its lease expires there first."""
-        with EtcdProxy(etcd.url) as path:
-            proxied = path.client()
-            with connect(parse_endpoints(proxied.endpoint), timeout=1) as cut_off:
-                member = join(cut_off, "lost", 1, ttl=2)
-                proxied.cut()
+        proxied = meeting.path.client()
+        member = join(meeting.connect(proxied.endpoint, timeout=1), "lost", 1, ttl=2)
+        proxied.cut()
 
-                def lost() -> bool:
-                    # Asked first: on a busy machine the lease may end between the two.
-                    lives = _lives(client, member)
-                    try:
-                        member.check()
-                    except LeaseLostError:
-                        return True
-                    assert lives, "etcd has ended the lease, and the member has not noticed"
-                    return False
+        def lost() -> bool:
+            # Asked first: on a busy machine the lease may end between the two.
+            lives = meeting.client.count_prefix(f"{PREFIX}/lost/members/") == 1
+            try:
+                member.check()
+            except LeaseLostError:
+                return True
+            assert lives, "etcd has ended the lease, and the member has not noticed"
+            return False
 
-                wait_until(lost, "the loss of its lease", seconds=60)
-                with pytest.raises(LeaseLostError, match=r"group 'lost' .* 2 s.*\n.* --nixl-lease=20s; then start"):
-                    member.barrier(1)
-                with pytest.raises(EtcdError):
-                    member.leave()
-        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/lost/members/") == 0, "its end", seconds=60)
-        with join(client, "lost", 1, ttl=TTL):  # removes the keys that the first member left
-            pass
+        wait_until(lost, "the loss of its lease", seconds=60)
+        with pytest.raises(LeaseLostError, match=r"group 'lost' .* 2 s.*\n.* --nixl-lease=20s; then start"):
+            member.barrier(1)
+        with pytest.raises(EtcdError):
+            member.leave()
+        meeting.has("lost/members/", 0)
+        meeting.group("lost", 1)  # removes the keys that the first member left
 
     @pytest.mark.long
     def test_a_lease_that_etcd_makes_longer_is_named_by_its_real_length(self) -> None:
@@ -761,49 +733,41 @@ class TestLeases:
                 granted = member.lease.ttl
                 assert granted > 2
                 assert member.ttl == granted
-                stored = client.get("/pytest-nixl/groups/granted/run/frozen")
+                stored = client.get(f"{PREFIX}/granted/run/frozen")
                 assert stored is not None
                 assert json.loads(stored)["ttl"] == granted
                 assert f"heard nothing from it for {granted} s" in str(member.lease_lost())
 
-    def test_etcd_may_be_too_busy_to_end_a_lease_at_once(
-        self, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+    def test_etcd_may_be_too_busy_to_end_a_lease_at_once_but_not_gone(
+        self, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """1,024 ranks that left at the same time were told so."""
+        """1,024 ranks that left at the same time were told that etcd is too busy."""
         monkeypatch.setattr(membership, "LATE", 0.0)
-        member = join(client, "busy", 1, ttl=TTL)
-        lease = member.lease
         text = '{"error":"etcdserver: too many requests","code":8,"message":"etcdserver: too many requests"}'
-        answers = [explain_answer(parse_endpoints(client.endpoints[0])[0], text), None]
+        busy = explain_answer(meeting.etcd.endpoint, text)
+        assert busy is not None
+        for answer in (busy, EtcdError("it has ended", cause="refused")):
+            member = join(meeting.client, "leaving", 1, ttl=TTL)
+            lease, answers = member.lease, [answer]
 
-        def revoke() -> None:
-            if answer := answers.pop(0):
-                raise answer
-            Lease.revoke(lease)
+            def revoke(lease: Lease = lease, answers: list[EtcdError] = answers) -> None:
+                if answers:
+                    raise answers.pop()
+                Lease.revoke(lease)
 
-        monkeypatch.setattr(lease, "revoke", revoke)
-        member.leave()
-        assert not answers
-        assert client.time_to_live(lease.id) is None
+            monkeypatch.setattr(lease, "revoke", revoke)
+            if answer is busy:
+                member.leave()
+                assert meeting.client.time_to_live(lease.id) is None
+            else:
+                with pytest.raises(EtcdError, match="it has ended"):
+                    member.leave()
+                revoke()
+        meeting.group("leaving", 1)  # removes the keys that the last member left
 
-    def test_a_member_that_leaves_does_not_wait_for_an_etcd_that_has_ended(
-        self, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+    def test_a_member_leaves_while_a_refresh_is_slow_and_leaves_no_thread(
+        self, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(membership, "LATE", 0.0)
-        member = join(client, "ended", 1, ttl=TTL)
-        revoke, answers = member.lease.revoke, [EtcdError("it has ended", cause="refused")]
-
-        def refused() -> None:
-            raise answers.pop()
-
-        monkeypatch.setattr(member.lease, "revoke", refused)
-        with pytest.raises(EtcdError, match="it has ended"):
-            member.leave()
-        revoke()
-        with join(client, "ended", 1, ttl=TTL):  # removes the keys that the first member left
-            pass
-
-    def test_a_member_leaves_while_a_refresh_is_slow(self, client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(membership, "LATE", 0.0)
         failed: list[object] = []
         monkeypatch.setattr(threading, "excepthook", failed.append)
@@ -816,72 +780,56 @@ class TestLeases:
 
         monkeypatch.setattr(Lease, "refresh", refresh)
         before = set(threading.enumerate())
-        member = join(client, "slow", 1, ttl=2)
+        member = join(meeting.client, "slow", 1, ttl=2)
         [thread] = set(threading.enumerate()) - before
         assert requested.wait(SECONDS)
         member.leave()
         answered.set()
         thread.join(SECONDS)
+        assert not thread.is_alive()
         assert not failed
 
-    def test_no_thread_is_left(self, client: EtcdClient) -> None:
+    def test_no_thread_is_left(self, meeting: Meeting) -> None:
         before = set(threading.enumerate())
-        with join(client, "threads", 1, ttl=TTL):
+        with join(meeting.client, "threads", 1, ttl=TTL):
             assert len(set(threading.enumerate()) - before) == 1
         assert set(threading.enumerate()) <= before
 
 
 class TestWatch:
-    def test_nothing_is_missed_when_the_connection_breaks(self, client: EtcdClient, etcd: Etcd) -> None:
-        with EtcdProxy(etcd.url) as path:
-            proxied = path.client()
-            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as watching:
-                revision = int(client.status()["header"]["revision"])
-                client.put("/w/0", b"")
-                events = []
-                for event in watching.watch(Watched("/w/", revision + 1, prefix=True), seconds=SECONDS):
-                    events.append((event.item.key, event.deleted))
-                    if len(events) == 5:
-                        break
-                    proxied.cut()
-                    client.put(f"/w/{len(events)}", b"")
-                    proxied.restore()
+    def test_nothing_is_missed_when_the_connection_breaks(self, meeting: Meeting) -> None:
+        proxied, client = meeting.path.client(), meeting.client
+        revision = int(client.status()["header"]["revision"])
+        client.put("/w/0", b"")
+        events = []
+        watching = meeting.connect(proxied.endpoint)
+        for event in watching.watch(Watched("/w/", revision + 1, prefix=True), seconds=SECONDS):
+            events.append((event.item.key, event.deleted))
+            if len(events) == 5:
+                break
+            proxied.cut()
+            client.put(f"/w/{len(events)}", b"")
+            proxied.restore()
         assert events == [(f"/w/{number}", False) for number in range(5)]
         client.delete_prefix("/w/")
 
-    def test_a_watch_for_deletions_reports_nothing_else(self, client: EtcdClient) -> None:
+    def test_a_watch_for_deletions_reports_nothing_else_and_none_a_compacted_revision(self, meeting: Meeting) -> None:
+        client = meeting.client
         revision = int(client.status()["header"]["revision"])
         client.put("/d/1", b"")
         client.delete("/d/1")
         events = list(client.watch(Watched("/d/", revision + 1, prefix=True, deletions=True), seconds=SOON))
         assert [(event.item.key, event.deleted) for event in events] == [("/d/1", True)]
-
-    def test_a_compacted_revision_is_an_error(self, client: EtcdClient) -> None:
-        client.put("/c", b"")
-        revision = int(client.status()["header"]["revision"])
-        client._members.post("/kv/compaction", {"revision": revision, "physical": True}, dict)
+        compaction = {"revision": events[0].item.mod_revision, "physical": True}
+        requests.post(f"{meeting.etcd.url}/v3/kv/compaction", json=compaction, timeout=60).raise_for_status()
         with pytest.raises(EtcdError) as caught:
-            list(client.watch(Watched("/c", 1), seconds=SOON))
+            list(client.watch(Watched("/d/", 1, prefix=True), seconds=SOON))
         assert caught.value.cause == "compacted"
-        client.delete("/c")
 
 
-def _wait_for(messages: list[str], start: str, end: str = "") -> None:
+def _wait_for(messages: list[str], expected: str) -> None:
     def has_line() -> bool:
         # Each sentence ends with the time so far and its limit.
-        whole = [re.fullmatch(r"(.*); \d+ s of \d+ s", sentence) for sentence in messages]
-        return any(line is not None and line[1].startswith(start) and line[1].endswith(end) for line in whole)
+        return any(re.fullmatch(rf"{re.escape(expected)}; \d+ s of {SECONDS} s", text) for text in messages)
 
-    wait_until(has_line, f"{start!r} … {end!r}", seconds=60, remedy=lambda: f"said was {messages[-3:]}")
-
-
-def _has(client: EtcdClient, prefix: str, count: int) -> bool:
-    return client.count_prefix(prefix) == count
-
-
-def _lives(client: EtcdClient, member: Membership) -> bool:
-    return client.count_prefix(f"/pytest-nixl/groups/{member.group}/members/") == 1
-
-
-def _pattern(member: Membership) -> str:
-    return re.escape(str(member.members[member.rank]))
+    wait_until(has_line, repr(expected), seconds=60, remedy=lambda: f"said was {messages[-3:]}")

@@ -38,7 +38,9 @@ DANGEROUS = {
     "NIXL_UCX_EXPECTED_SONAME": "x",
     "CUDA_MPS_PIPE_DIRECTORY": "/tmp/x",
     "UCX_OF_TOMORROW": "y",
-    "LD_PRELOAD": "/tmp/x.so",
+    **dict.fromkeys(
+        ("LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR"), "/tmp/x.so"
+    ),
 }
 
 

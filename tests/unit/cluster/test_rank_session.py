@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a rank leaves: together with the others unless something is lost, and without raising whatever fails.
+"""How a rank joins and leaves: together with the others unless something is lost, without raising whatever fails.
 
 The group is a double, because only it can fail at one step of the end.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.cluster.rank_session import RankSession, RequestHandlers
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
@@ -46,164 +46,319 @@ from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 GONE = NixlPluginError("rank 1 is gone")
+LEFT = MemberLeftError("rank 2 left: it is full")
 PASSED = Ending(0, "NIXL gate: PASS")
+COMMAND = Command("1", {"--nixl-timeout": "60s"}, ["t.py::t"], 0)
+MEMBERS = tuple(Member(rank, f"t{rank}", f"node-{rank}", 9) for rank in range(3))
 
 
-class DoubleGroup:
-    """The membership of a rank, and the driver of rank 0.
+LEAVING = ["leave", "close client", "discard etcd"]
 
-    :param barrier: the error of the barrier at the end.
+
+class Scene:
+    """The group of a rank, the driver of rank 0 and their etcd: they keep what is done, in order.
+
+    :ivar log: what was done since the rank joined.
     """
 
-    rank, size, group = 0, 2, "g"
-
-    def __init__(self, barrier: NixlPluginError | None = None) -> None:
-        self._barrier = barrier
-        self.gone: list[NixlPluginError] = []
-        #: What was done, in order.
+    def __init__(self, make_settings: Callable[..., Settings], folder: Path) -> None:
+        self.make_settings, self.folder = make_settings, folder
         self.log: list[object] = []
+        self.joined: tuple[object, ...] = ()
+        #: The error of a join, and of a barrier.
+        self.join_fault: NixlPluginError | None = None
+        self.fault: NixlPluginError | None = None
+        self.commands = {1: COMMAND.packed()}
+        self.gone: list[NixlPluginError] = []
+        self.ignored: dict[str, str] = {}
+        self.described: list[object] = []
+        self.membership = SimpleNamespace(
+            rank=0, size=2, group="g", root="/g/", members=MEMBERS[:2], values=SimpleNamespace(ignored=self.ignored),
+            barrier=self.barrier, leave=lambda: self.log.append("leave"),
+        )  # fmt: skip
+        logs = {2: {"b.log": "of rank 2"}, 1: {"a.log": "of rank 1"}}
+        self.driver = SimpleNamespace(
+            gone=self.gone, end=self.log.append, close=lambda: self.log.append("close driver"),
+            ask_all=lambda request: {"command": self.commands}[request],
+            ask_living_peers=lambda request, seconds: {("last_words", 5.0): logs}[request, seconds],
+        )  # fmt: skip
+        self.members = iter([3, 2, 1])
+        self.etcd = SimpleNamespace(
+            kind="external", client=self.client, discard=lambda: self.log.append("discard etcd"), endpoint="http://e:1"
+        )
 
-    def barrier(self, timeout: float) -> None:
+    def barrier(self, timeout: float, waiting: object = None) -> None:
         self.log.append(("barrier", timeout))
-        if self._barrier is not None:
-            raise self._barrier
+        if self.fault is not None:
+            raise self.fault
 
-    def end(self, ending: Ending) -> None:
-        self.log.append(ending)
+    def client(self) -> Any:
+        client: Any = ExitStack()
+        client.callback(self.log.append, "close client")
+        client.count_prefix = self.count_prefix
+        return client
 
-    def close(self) -> None:
-        self.log.append("close")
+    def count_prefix(self, prefix: str) -> int:
+        self.log.append(prefix)
+        return next(self.members)
+
+    def join(self, client: object, group: str, size: int, *, waiting: Callable[[str], None], **options: object) -> Any:
+        self.joined = group, size, options
+        if self.join_fault is not None:
+            waiting("waiting for rank 1")
+            raise self.join_fault
+        return self.membership
+
+    def forensics(
+        self, client: object, root: str, members: object, *, worker_logs: object, values: object
+    ) -> list[str]:
+        self.described.append((root, members, worker_logs, values))
+        return ["the group's keys"]
+
+    def session(self, rank: int = 0, *, drives: bool = True, **settings: object) -> RankSession:
+        """Return a session of this rank, which has joined; it drives if it is rank 0, unless told otherwise."""
+        self.membership.rank = rank
+        placement = Placement(2, rank, "g", "--nixl-ranks", None, ())
+        supervisor = cast(SupervisorClient, SimpleNamespace(directory=self.folder / "workers"))
+        own_settings = self.make_settings(**{"log_dir": str(self.folder), **settings})
+        session = RankSession(own_settings, placement, COMMAND, supervisor, self.log.append)
+        self.log.clear()
+        if rank == 0 and drives:
+            session.drive(lambda _: None)
+        return session
+
+    def verdict(self, rank: int = 0) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.folder / f"rank-{rank}" / "verdict.json").read_text())
+        return document
+
+    @property
+    def has_description(self) -> bool:
+        return (self.folder / "rank-0" / "group.txt").exists()
 
 
 @pytest.fixture
-def leaving(make_settings: Any, tmp_path: Path) -> Any:
-    """Make a session of rank 0, or of a peer, that is about to leave."""
-
-    def make(group: DoubleGroup, *, drives: bool = True, log_dir: str = str(tmp_path)) -> RankSession:
-        session = RankSession.__new__(RankSession)
-        stack = ExitStack()
-        stack.callback(group.log.append, "left")
-        vars(session).update(
-            settings=make_settings(log_dir=log_dir), membership=group, driver=group if drives else None, fault=None,
-            early=False, _left=False, _seen=["the group's keys"], _stack=stack, etcd=SimpleNamespace(kind="external"),
-            supervisor=SimpleNamespace(directory=tmp_path / "workers"),
-        )  # fmt: skip
-        return session
-
-    return make
+def scene(make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    scene = Scene(make_settings, tmp_path)
+    for name, double in {
+        "meeting_etcd": lambda *_: scene.etcd, "require_closed": lambda *_: None, "join": scene.join,
+        "RankDriver": lambda *_, **__: scene.driver, "forensics": scene.forensics, "EmbeddedServer": SimpleNamespace,
+        "last_words": lambda *_: {"own.log": "of this rank"}, "refusals": lambda _: 0,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(rank_session, name, double)
+    return scene
 
 
-def verdict(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / "rank-0" / "verdict.json").read_text())
-    return document
+def test_a_rank_joins_as_its_options_say_and_leaves_once(scene: Scene) -> None:
+    session = scene.session(1, join_timeout=7.0, lease=9, group_token="t")
+    assert scene.joined == ("g", 2, {"ttl": 9, "wanted": 1, "token": "t", "timeout": 7.0})
+    assert (session.fault, session.early, session.ending, session.drives) == (None, False, None, False)
+    assert (session.name, session.name_of(0)) == ("rank 1 of 2 on node-1", "rank 0 on node-0")
+    for _ in range(2):
+        session.close()
+    assert scene.log == LEAVING
+    assert scene.session().drives
 
 
-def test_rank_0_says_how_the_run_ends_and_leaves_with_the_others(leaving: Any, tmp_path: Path) -> None:
-    group = DoubleGroup()
-    session = leaving(group)
-    assert session.finish(PASSED) == []
-    assert group.log == [PASSED, ("barrier", 60.0), "close", "left"]
-    assert verdict(tmp_path)["fault"] == ""
-    assert session.finish(PASSED) == []
-    assert len(group.log) == 4, "it leaves once"
-    peer = DoubleGroup()
-    assert leaving(peer, drives=False).finish(PASSED) == []
-    assert peer.log == [("barrier", 60.0), "left"]
+def test_a_rank_waits_at_its_first_barrier_as_long_as_for_the_group(scene: Scene) -> None:
+    scene.fault = GONE
+    with pytest.raises(NixlPluginError, match="rank 1 is gone"):
+        scene.session(join_timeout=7.0)
+    assert scene.log == [("barrier", 7.0), *LEAVING]
 
 
-def test_the_etcd_of_a_rank_is_kept_until_the_others_have_left(leaving: Any) -> None:
-    group, members = DoubleGroup(), iter([3, 2, 1])
-    session = leaving(group, drives=False)
-
-    def count_prefix(prefix: str) -> int:
-        group.log.append(prefix)
-        return next(members)
-
-    vars(group).update(root="/g/")
-    vars(session).update(etcd=SimpleNamespace(kind="embedded"), _client=SimpleNamespace(count_prefix=count_prefix))
-    assert session.finish(PASSED) == []
-    assert group.log == [("barrier", 60.0), *["/g/members/"] * 3, "left"]
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_a_rank_does_not_wait_for_a_group_that_is_not_complete(leaving: Any, tmp_path: Path, early: bool) -> None:
-    group = DoubleGroup()
-    session = leaving(group)
-    session.early = early
-    group.gone = [] if early else [GONE, GONE]
-    assert session.finish(PASSED) == []
-    assert group.log == [PASSED, "close", "left"]
-    assert verdict(tmp_path)["fault"] == ("" if early else str(GONE)), "each error is named once"
-    assert (tmp_path / "rank-0" / "group.txt").exists() is not early
-
-
-LEFT = MemberLeftError("rank 2 left: it is full")
-
-
-@pytest.mark.parametrize(("gone", "described"), [([LEFT], False), ([LEFT, GONE], True), ([GONE, LEFT], True)])
-def test_a_group_is_described_unless_every_lost_rank_said_why(
-    leaving: Any, tmp_path: Path, gone: list[NixlPluginError], described: bool
+@pytest.mark.parametrize("fails", ["require_closed", "RequestHandlers", "join"])
+def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(
+    scene: Scene, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = DoubleGroup()
-    session = leaving(group)
-    group.gone = gone
-    session.finish(PASSED)
-    assert (tmp_path / "rank-0" / "group.txt").exists() is described
+    def refused(*_: object, **__: object) -> None:
+        raise GONE
+
+    monkeypatch.setattr(rank_session, fails, refused)
+    with pytest.raises(NixlPluginError, match="rank 1 is gone"):
+        scene.session()
+    assert scene.log == (LEAVING[1:] if fails == "join" else ["discard etcd"])
 
 
-def test_a_rank_that_is_lost_at_the_end_fails_the_run(leaving: Any, tmp_path: Path) -> None:
-    group = DoubleGroup(barrier=GONE)
-    session = leaving(group)
-    assert session.finish(PASSED) == [str(GONE)]
+@pytest.mark.parametrize(
+    ("count", "more"), [(0, ""), (3, "; its etcd refused 3 connections for another --nixl-group-token, or none")]
+)
+def test_a_rank_that_misses_others_says_how_many_connections_its_etcd_refused(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, count: int, more: str
+) -> None:
+    monkeypatch.setattr(rank_session, "refusals", lambda _: count)
+    scene.join_fault = MissingRanksError("waited for rank 1", "start it")
+    with pytest.raises(MissingRanksError) as caught:
+        scene.session()
+    assert (caught.value.reason, caught.value.remedy) == (f"waited for rank 1{more}", "start it")
+    assert scene.log[0] == f"waiting for rank 1{more}"
+    # The etcd of another host has no such log.
+    monkeypatch.setattr(rank_session, "EmbeddedServer", EmbeddedServer)
+    with pytest.raises(MissingRanksError, match=r"^waited for rank 1\n"):
+        scene.session()
+
+
+def test_rank_0_says_how_the_run_ends_and_leaves_with_the_others(scene: Scene) -> None:
+    session = scene.session()
+    assert session.finish(PASSED) == []
+    assert scene.log == [PASSED, ("barrier", 60.0), "close driver", *LEAVING]
+    assert (scene.verdict()["fault"], scene.verdict()["exit_code"]) == ("", 0)
+    assert session.finish(PASSED) == []
+    assert len(scene.log) == 6, "it leaves once"
+    assert scene.session(1).finish(PASSED) == []
+    assert scene.log == [("barrier", 60.0), *LEAVING]
+
+
+def test_the_etcd_of_a_rank_is_kept_until_the_others_have_left(scene: Scene) -> None:
+    scene.etcd.kind = "embedded"
+    assert scene.session(1).finish(PASSED) == []
+    assert scene.log == [("barrier", 60.0), *["/g/members/"] * 3, *LEAVING]
+
+
+@pytest.mark.parametrize(
+    ("gone", "early", "fault", "described"),
+    [
+        ([], True, "", False),
+        ([GONE, GONE], False, str(GONE), True),
+        ([LEFT], False, str(LEFT), False),
+        ([LEFT, GONE], False, f"{LEFT}\n{GONE}", True),
+        ([GONE, LEFT], False, f"{GONE}\n{LEFT}", True),
+    ],
+)
+def test_a_rank_does_not_wait_for_a_group_that_is_not_complete_and_describes_it_unless_each_lost_rank_said_why(
+    scene: Scene, gone: list[NixlPluginError], early: bool, fault: str, described: bool
+) -> None:
+    session = scene.session()
+    session.early = early
+    scene.gone += gone
+    assert session.finish(PASSED) == []
+    assert scene.log == [PASSED, "close driver", *LEAVING]
+    assert scene.verdict()["fault"] == fault, "each error is named once"
+    assert scene.has_description is described
+
+
+def test_a_description_of_the_group_has_the_logs_of_all_living_ranks_and_is_made_once(scene: Scene) -> None:
+    session = scene.session()
+    scene.gone.append(GONE)
+    assert session.describe_loss() == session.describe_loss() == ["the group's keys"]
+    logs = {"own.log": "of this rank", "a.log": "of rank 1", "b.log": "of rank 2"}
+    [(root, members, worker_logs, values)] = cast("list[tuple[object, ...]]", scene.described)
+    assert (root, members, values) == ("/g/", MEMBERS[:2], scene.membership.values)
+    assert list(cast("dict[str, str]", worker_logs).items()) == list(logs.items())
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (3, 3)])
+def test_a_rank_that_is_lost_at_the_end_fails_the_run(scene: Scene, code: int, exit_code: int) -> None:
+    session = scene.session()
+    scene.fault = GONE
+    assert session.finish(Ending(code, "NIXL gate: PASS", verdict_fields={"verdict": "PASS"})) == [str(GONE)]
     assert session.faults == [GONE]
-    assert (verdict(tmp_path)["exit_code"], verdict(tmp_path)["fault"]) == (1, str(GONE))
-    assert group.log[-2:] == ["close", "left"]
-    assert leaving(DoubleGroup(barrier=GONE)).finish(Ending(3)) == [str(GONE)]
-    assert verdict(tmp_path)["exit_code"] == 3, "the exit code of a run that failed stays"
+    verdict = scene.verdict()
+    assert (verdict["exit_code"], verdict["fault"]) == (exit_code, str(GONE)), (
+        "the exit code of a run that failed stays"
+    )
+    assert verdict["interrupted"] == "INTERRUPTED: rank 1 is gone"
+    assert scene.log[-4:] == ["close driver", *LEAVING]
 
 
-def test_a_directory_that_cannot_be_written_does_not_keep_a_rank_from_leaving(leaving: Any, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_does_not_keep_a_rank_from_leaving(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    group = DoubleGroup()
-    [message] = leaving(group, log_dir=str(tmp_path / "file")).finish(PASSED)
+    [message] = scene.session(log_dir=str(tmp_path / "file")).finish(PASSED)
     assert "could not be written" in message
-    assert group.log == ["close", "left"]
+    assert scene.log == ["close driver", *LEAVING]
 
 
-@pytest.mark.parametrize(("count", "lines", "last"), [(0, 0, ""), (4, 4, "key 3"), (6, 5, "and 2 more keys")])
-def test_a_few_ignored_keys_are_named(leaving: Any, count: int, lines: int, last: str) -> None:
-    group = DoubleGroup()
-    ignored = {f"key {number}": "it is forged" for number in range(count)}
-    vars(group)["values"] = SimpleNamespace(ignored=ignored)
-    description = leaving(group).ignored()
-    assert len(description) == lines
-    assert last in "".join(description[-1:])
+@pytest.mark.parametrize(("count", "more"), [(0, []), (4, []), (6, ["and 2 more keys were ignored"])])
+def test_a_few_ignored_keys_are_named(scene: Scene, count: int, more: list[str]) -> None:
+    scene.ignored.update({f"key {number}": f"reason {number}" for number in range(count)})
+    named = [f"the key 'key {number}' was ignored: reason {number}" for number in range(min(count, 4))]
+    assert scene.session().ignored() == [*named, *more]
+
+
+@pytest.mark.parametrize("timeout", ["60s", "30s", ""])
+def test_rank_0_refuses_to_start_if_another_rank_was_started_otherwise(scene: Scene, timeout: str) -> None:
+    session = scene.session(drives=False)
+    scene.commands[1] = Command("1", {"--nixl-timeout": timeout}, ["t.py::t"], 0).packed() if timeout else "x"
+    if timeout == "60s":
+        session.drive(lambda _: None)
+        assert scene.log == []
+    elif timeout == "30s":
+        with pytest.raises(pytest.UsageError) as refused:
+            session.drive(lambda _: None)
+        assert str(refused.value) == (
+            "rank 1 on node-1 was started with --nixl-timeout=30s, rank 0 with --nixl-timeout=60s: start every rank "
+            "with the same command on the same tests"
+        )
+        assert scene.log[0] == Ending(pytest.ExitCode.USAGE_ERROR, refusal=str(refused.value))
+    else:
+        with pytest.raises(NixlPluginError, match=r"^rank 1 on node-1 sent an invalid answer to 'command': ") as caught:
+            session.drive(lambda _: None)
+        assert caught.value.remedy == "install the same version of pytest-nixl on every rank"
+
+
+@pytest.mark.parametrize("refusal", ["", "rank 1 was started with another command"])
+def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    session, ending = scene.session(1), Ending(4, refusal=refusal)
+    monkeypatch.setattr(rank_session, "serve", lambda *_, **__: ending)
+    if refusal:
+        with pytest.raises(pytest.UsageError, match=refusal):
+            session.serve()
+        assert scene.verdict(1)["text"] == refusal
+    else:
+        assert session.serve() is session.ending is ending
+    assert scene.log == ([("barrier", 60.0), *LEAVING] if refusal else [])
+
+
+def test_a_peer_that_no_longer_hears_the_etcd_of_rank_0_names_every_cause(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*_: object, **__: object) -> None:
+        raise LeaseLostError("the lease is over", "start again")
+
+    monkeypatch.setattr(rank_session, "serve", serve)
+    with pytest.raises(LeaseLostError, match="the lease is over"):
+        scene.session(1).serve()
+    with pytest.raises(MemberLostError) as lost:
+        scene.session(1, etcd_listen="0.0.0.0:2379").serve()
+    assert lost.value.reason == (
+        "rank 0 on node-0 is gone, this rank is cut off from the etcd that rank 0 serves, or this host was suspended: "
+        "the lease is over"
+    )
+    assert lost.value.remedy == "read the last output of rank 0, and check that its host still runs; start again"
+
+
+def test_agents_get_the_etcd_of_the_group_if_they_can_use_it(scene: Scene) -> None:
+    assert scene.session(etcd="http://e:1").agents_etcd() is cast(EtcdServer, scene.etcd)
+    assert scene.session(etcd="https://e:1").agents_etcd() is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_the_address_of_a_rank_is_the_one_from_which_it_reaches_the_etcd(host: str) -> None:
-    etcd = cast(EtcdServer, SimpleNamespace(endpoint=f"http://{host}:2379"))
-    handlers = RequestHandlers(cast(Command, None), cast(Settings, None), etcd, cast(SupervisorClient, None))
-    assert handlers.address() == host.strip("[]")
-    assert HostDevices.of(json.loads(json.dumps(handlers.by_name()["devices"]()))) == HostDevices.here()
+    etcd = cast(EtcdServer, SimpleNamespace(endpoint=f"http://{host}:2379,http://192.0.2.7:2379"))
+    handlers = RequestHandlers(COMMAND, cast(Settings, None), etcd, cast(SupervisorClient, None)).by_name()
+    assert list(handlers) == ["command", "address", "facts", "devices", "claim", "last_words"]
+    assert handlers["address"]() == host.strip("[]")
+    assert Command.unpacked(handlers["command"]()) == COMMAND
+    assert HostDevices.of(json.loads(json.dumps(handlers["devices"]()))) == HostDevices.here()
 
 
+@pytest.mark.parametrize("noticed_by", ["the clock", "the watch"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: int) -> None:
+def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: int, noticed_by: str) -> None:
     lost, silent = SimpleQueue[tuple[int, NixlPluginError]](), threading.Event()
     over = LeaseLostError("the lease is over")
 
     def follow(*_: object, **__: object) -> None:
-        silent.wait(60)
+        if noticed_by == "the clock":
+            silent.wait(60)
         raise over
 
     def check() -> None:
-        raise over
+        if noticed_by == "the clock":
+            raise over
 
-    members = [Member(number, f"t{number}", "h", 1) for number in range(2)]
-    membership = cast(
-        Any, SimpleNamespace(member_keys="/g/members/", rank=rank, follow=follow, check=check, members=members)
-    )
+    membership: Any = SimpleNamespace(member_keys="/g/members/", rank=rank, follow=follow, check=check, members=MEMBERS)
     watch = MembershipWatch(cast(Any, None), membership, lambda member, error: lost.put((member.rank, error)))
     assert lost.get(timeout=60) == (rank, over)
     watch.close()
@@ -215,9 +370,9 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
     ranks: tuple[int, ...] | None,
 ) -> None:
     """The client is a double, because no etcd ends a watch when a test says so."""
-    guard = MembershipWatch.__new__(MembershipWatch)
     lost: list[tuple[int, str]] = []
     opened: list[dict[str, int]] = []
+    constructed, watched_twice = threading.Event(), threading.Event()
 
     def read(payload: Any) -> dict[str, Any]:
         """Return that the keys of ranks 0 and 2 are there."""
@@ -233,46 +388,23 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
         opened.append({prefix.key.removeprefix("/g/members/"): prefix.since for prefix in watched})
         assert all(prefix.deletions and prefix.prefix is (ranks is None) for prefix in watched)
         if len(opened) > 1:
+            assert constructed.wait(60)
             guard.close()
+            watched_twice.set()
         for key in ("t0", "stranger"):
             yield WatchEvent(KeyValue(f"/g/members/{key}", b"", 0, 15, 0), deleted=True)
 
     client = cast(EtcdClient, SimpleNamespace(transaction=read, watch=watch))
     membership = Membership(client, "g", 3, ttl=6, root="/g/", host="h", wanted=None)
-    members = tuple(Member(number, f"t{number}", "h", 1) for number in range(3))
-    membership.accept(Roster(KeyValue("/g/run/frozen", b"", 9, 9, 1), 6, members, ""), 0, 10)
-    vars(guard).update(
-        _client=client, _membership=membership, _ranks=ranks,
-        _lost=lambda member, error: lost.append((member.rank, error.reason)), _closed=threading.Event(),
-    )  # fmt: skip
-    guard._watch()
-    [(first, reason), own_loss] = lost
-    assert (first, own_loss) == (1, (0, membership.lease_lost().reason))
-    assert reason.startswith("rank 1 on h (pid 1) of group 'g' is gone: ")
+    membership.accept(Roster(KeyValue("/g/run/frozen", b"", 9, 9, 1), 6, MEMBERS, ""), 0, 10)
+    guard = MembershipWatch(client, membership, lambda member, error: lost.append((member.rank, error.reason)), ranks)
+    constructed.set()
+    assert watched_twice.wait(60)
+    reason = "its process ended, or its lease expired because etcd heard nothing from it"
+    assert lost == [
+        (1, f"{MEMBERS[1]} of group 'g' is gone: {reason}"), (0, membership.lease_lost().reason),
+    ]  # fmt: skip
     assert opened == ([{"": 11}, {"": 16}] if ranks is None else [{"t0": 11, "t1": 11}, {"t0": 16, "t1": 11}])
-
-
-def test_a_peer_that_no_longer_hears_the_etcd_of_rank_0_names_every_cause(
-    leaving: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def serve(*_: object, **__: object) -> None:
-        raise LeaseLostError("the lease is over", "start again")
-
-    monkeypatch.setattr(rank_session, "serve", serve)
-    group = DoubleGroup()
-    vars(group)["members"] = [Member(0, "token", "there", 1)]
-    session = leaving(group, drives=False)
-    session.etcd.client, session.services = ExitStack, SimpleNamespace(by_name=dict)
-    with pytest.raises(LeaseLostError, match="the lease is over"):
-        session.serve()
-    vars(session)["settings"] = replace(session.settings, etcd_listen="0.0.0.0:2379")
-    with pytest.raises(MemberLostError) as lost:
-        session.serve()
-    assert lost.value.reason == (
-        "rank 0 on there is gone, this rank is cut off from the etcd that rank 0 serves, or this host was suspended: "
-        "the lease is over"
-    )
-    assert lost.value.remedy == "read the last output of rank 0, and check that its host still runs; start again"
 
 
 @pytest.mark.parametrize(("early", "when"), [(True, ""), (False, " after the last check")])
@@ -295,7 +427,7 @@ def test_only_a_rank_that_loses_the_group_at_its_end_says_that_no_check_was_left
 
 
 @pytest.mark.parametrize(("gate", "name"), [(False, "NIXL verdict"), (True, "NIXL gate")])
-@pytest.mark.parametrize(("count", "more"), [(0, []), (1, []), (12, []), (13, ["and 1 more"])])
+@pytest.mark.parametrize(("count", "more"), [(0, []), (12, []), (13, ["and 1 more"])])
 def test_the_other_ranks_are_told_the_verdict_and_what_is_wrong(
     gate: bool, name: str, count: int, more: list[str]
 ) -> None:
@@ -310,140 +442,3 @@ def test_the_other_ranks_are_told_the_verdict_and_what_is_wrong(
     summary, *lines = ending.verdict.splitlines()
     assert summary.startswith(f"{name}: {'FAIL' if count else 'PASS'} (1 PASS, ")
     assert lines == [*(f"FAIL: check-{number}: reason {number}" for number in range(min(count, 12))), *more]
-
-
-@pytest.mark.parametrize("fails", ["require_closed", "RequestHandlers", "_join"])
-def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    discarded: list[bool] = []
-
-    def refused(*_: object) -> None:
-        raise GONE
-
-    for name in ("require_closed", "RequestHandlers"):
-        monkeypatch.setattr(rank_session, name, lambda *_: None)
-    etcd = SimpleNamespace(discard=lambda: discarded.append(True), client=lambda: ExitStack())
-    monkeypatch.setattr(rank_session, "meeting_etcd", lambda *_: etcd)
-    monkeypatch.setattr(RankSession if fails == "_join" else rank_session, fails, refused)
-    arguments: Any = None
-    with pytest.raises(NixlPluginError, match="rank 1 is gone"):
-        RankSession(arguments, arguments, arguments, arguments, arguments)
-    assert discarded == [True]
-
-
-@pytest.mark.parametrize(
-    ("count", "more"), [(0, ""), (3, "; its etcd refused 3 connections for another --nixl-group-token, or none")]
-)
-def test_a_rank_that_misses_others_says_how_many_connections_its_etcd_refused(
-    make_settings: Any, monkeypatch: pytest.MonkeyPatch, count: int, more: str
-) -> None:
-    messages: list[str] = []
-
-    def join(*_: object, waiting: Any, **__: object) -> None:
-        waiting("waiting for rank 1")
-        raise MissingRanksError("waited for rank 1", "start it")
-
-    monkeypatch.setattr(rank_session, "join", join)
-    monkeypatch.setattr(rank_session, "refusals", lambda _: count)
-    session = RankSession.__new__(RankSession)
-    vars(session).update(settings=make_settings(), etcd=EmbeddedServer.__new__(EmbeddedServer), _client=None)
-    with pytest.raises(MissingRanksError) as caught:
-        session._join(cast(Any, SimpleNamespace(group="g", ranks=2, rank=0)), messages.append)
-    assert (caught.value.reason, caught.value.remedy) == (f"waited for rank 1{more}", "start it")
-    assert messages == [f"waiting for rank 1{more}"]
-
-
-def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[object] = []
-    for name in ("require_closed", "RequestHandlers"):
-        monkeypatch.setattr(rank_session, name, lambda *_: None)
-    client = ExitStack()
-    client.callback(log.append, "client")
-    etcd = SimpleNamespace(kind="external", discard=lambda: log.append("etcd"), client=lambda: client)
-    membership = SimpleNamespace(
-        rank=0, size=1, members=[Member(0, "token", "here", 1)], leave=lambda: log.append("leave"),
-        barrier=lambda timeout, waiting: log.append(("barrier", timeout)),
-    )  # fmt: skip
-    monkeypatch.setattr(rank_session, "meeting_etcd", lambda *_: etcd)
-    monkeypatch.setattr(RankSession, "_join", lambda *_: membership)
-    arguments: Any = None
-    session = RankSession(
-        cast(Settings, SimpleNamespace(join_timeout=7.0)),
-        cast(Any, SimpleNamespace(group="g")),
-        arguments,
-        arguments,
-        arguments,
-    )
-    assert log == [("barrier", 7.0)]
-    assert (session.fault, session.early, session.ending, session.name) == (None, False, None, "rank 0 of 1 on here")
-    assert session.drives
-    membership.rank = 1
-    assert not session.drives
-    for _ in range(2):
-        session.close()
-    assert log == [("barrier", 7.0), "leave", "client", "etcd"]
-
-
-def session_of(make_settings: Any, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[RankSession, list[Ending]]:
-    """Return a session of a group of two, and the endings that it is told; nothing reaches an etcd."""
-    ended: list[Ending] = []
-    session = RankSession.__new__(RankSession)
-    members = [Member(number, f"t{number}", f"node-{number}", 9) for number in range(2)]
-    vars(session).update(
-        settings=make_settings(**given), membership=SimpleNamespace(rank=0, size=2, members=members),
-        etcd=SimpleNamespace(client=None), supervisor=None, services=SimpleNamespace(by_name=lambda: {}),
-        _command=Command("1", {"--nixl-timeout": "60s"}, ["t.py::t"], 0),
-    )  # fmt: skip
-    monkeypatch.setattr(RankSession, "finish", lambda _, ending: ended.append(ending))
-    return session, ended
-
-
-@pytest.mark.parametrize("timeout", ["60s", "30s"])
-def test_rank_0_refuses_to_start_if_another_rank_was_started_otherwise(
-    make_settings: Any, monkeypatch: pytest.MonkeyPatch, timeout: str
-) -> None:
-    session, ended = session_of(make_settings, monkeypatch)
-    other = Command("1", {"--nixl-timeout": timeout}, ["t.py::t"], 0).packed()
-    monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: other}))
-    if timeout == "60s":
-        session.drive(lambda _: None)
-        assert ended == []
-        return
-    with pytest.raises(pytest.UsageError, match=r"rank 1 on node-1 .*30s.*: start every rank with the same command"):
-        session.drive(lambda _: None)
-    [ending] = ended
-    assert ending.code == pytest.ExitCode.USAGE_ERROR
-    assert "30s" in ending.refusal
-
-
-def test_a_command_that_cannot_be_read_is_an_error_of_its_rank(
-    make_settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, _ = session_of(make_settings, monkeypatch)
-    monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: "x"}))
-    with pytest.raises(NixlPluginError, match="rank 1 on node-1 sent an invalid answer to 'command'"):
-        session.drive(lambda _: None)
-
-
-@pytest.mark.parametrize("refusal", ["", "rank 1 was started with another command"])
-def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
-    make_settings: Any, monkeypatch: pytest.MonkeyPatch, refusal: str
-) -> None:
-    session, ended = session_of(make_settings, monkeypatch)
-    ending = Ending(4, refusal=refusal)
-    monkeypatch.setattr(rank_session, "serve", lambda *_, **__: ending)
-    if refusal:
-        with pytest.raises(pytest.UsageError, match=refusal):
-            session.serve()
-        assert ended == [ending]
-    else:
-        assert session.serve() is session.ending is ending
-        assert ended == []
-
-
-@pytest.mark.parametrize("usable", [True, False])
-def test_agents_get_the_etcd_of_the_group_if_they_can_use_it(
-    make_settings: Any, monkeypatch: pytest.MonkeyPatch, usable: bool
-) -> None:
-    session, _ = session_of(make_settings, monkeypatch)
-    monkeypatch.setattr(rank_session, "for_agents", lambda _: usable)
-    assert session.agents_etcd() is (session.etcd if usable else None)

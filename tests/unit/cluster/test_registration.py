@@ -7,7 +7,9 @@ The clock, the lease and the client are doubles, because a real etcd gives no kn
 from __future__ import annotations
 
 import json
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,10 +17,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.cluster import joining as joining_module
 from pytest_nixl.cluster.group import (
-    Candidate,
-    JoinRefusedError,
     LeaseLostError,
     Member,
     MemberLostError,
@@ -26,13 +25,12 @@ from pytest_nixl.cluster.group import (
     Roster,
 )
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.joining import Joining
-from pytest_nixl.cluster.membership import LATE, Membership
-from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, MailError, Message, WorkerLine, _text
+from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient, Lease
+from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult
+from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult, decode, encode
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session import check_result
 from pytest_nixl.session.parsers import parse_lease
@@ -57,130 +55,128 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> KnownClock:
     return known_clock
 
 
-class SlowLease:
-    """A lease of ten seconds whose refreshes take these seconds each, or fail."""
-
-    id, ttl = 1, 10
-
-    def __init__(self, clock: KnownClock, refreshes: Sequence[float | EtcdError] = ()) -> None:
-        self._clock, self._refreshes = clock, iter(refreshes)
-        #: When each refresh began.
-        self.refreshed: list[float] = []
-        self.revoked = False
-
-    def refresh(self) -> int:
-        self.refreshed.append(self._clock.now)
-        taken = next(self._refreshes)
-        if isinstance(taken, EtcdError):
-            raise taken
-        self._clock.now += taken
-        return self.ttl
-
-    def revoke(self) -> None:
-        self.revoked = True
-
-
-class LeasingClient:
-    """A client that grants a lease after some seconds."""
-
-    def __init__(self, clock: KnownClock, lease: SlowLease, seconds: float = 0.0) -> None:
-        self._clock, self._lease, self._seconds = clock, lease, seconds
-
-    def lease(self, ttl: int) -> SlowLease:
-        self._clock.now += self._seconds
-        return self._lease
-
-
 class MovedEvent(threading.Event):
     """An event that nobody sets for a number of waits; a wait moves the clock, and takes no time."""
 
-    def __init__(self, clock: KnownClock, waits: int) -> None:
+    waits = 1000
+
+    def __init__(self, clock: KnownClock) -> None:
         super().__init__()
-        self._clock, self._waits = clock, waits
+        self._clock = clock
 
     def wait(self, timeout: float | None = None) -> bool:
         self._clock.now += timeout or 0.0
-        self._waits -= 1
-        return self._waits < 0
+        self.waits -= 1
+        return self.waits < 0
 
 
-def registration(client: object = None, ttl: int = 10) -> Membership:
-    return Membership(cast(EtcdClient, client), "g", 2, ttl=ttl, root=ROOT, host="here", wanted=None)
+class Refreshed:
+    """A client that grants one lease of ten seconds after some seconds, and the thread that refreshes it.
+
+    :param refreshes: how long each refresh takes, or how it fails; the last one for all further ones.
+    """
+
+    id, ttl = 1, 10
+
+    def __init__(self, clock: KnownClock, patch: pytest.MonkeyPatch, *refreshes: float | EtcdError) -> None:
+        self._clock, self._refreshes = clock, list(refreshes)
+        self.seconds = 0.0
+        #: When each refresh began.
+        self.refreshed: list[float] = []
+        self.run: Callable[[], None]
+        self.event = MovedEvent(clock)
+        doubles = SimpleNamespace(Event=lambda: self.event, Thread=self.thread)
+        patch.setattr("pytest_nixl.cluster.membership.threading", doubles)
+        self.membership = registration(self)
+
+    def thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> Any:
+        assert (name, daemon) == ("lease of g", True)
+        return SimpleNamespace(start=lambda: setattr(self, "run", target))
+
+    def lease(self, ttl: int) -> Refreshed:
+        self._clock.now += self.seconds
+        return self
+
+    def refresh(self) -> int:
+        self.refreshed.append(self._clock.now)
+        refresh = self._refreshes.pop(0) if len(self._refreshes) > 1 else self._refreshes[0]
+        if isinstance(refresh, EtcdError):
+            raise refresh
+        self._clock.now += refresh
+        return self.ttl
+
+    def waits(self, count: int) -> Membership:
+        """Grant the lease, let the thread wait this many times, and return the membership."""
+        self.membership.grant(self._clock.now + 60)
+        self.event.waits = count
+        self.run()
+        return self.membership
+
+
+Refresh = Callable[..., Refreshed]
+
+
+def registration(client: object = None, ttl: int = 10, size: int = 2) -> Membership:
+    return Membership(cast(EtcdClient, client), "g", size, ttl=ttl, root=ROOT, host="here", wanted=None)
 
 
 @pytest.fixture
-def granted(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Membership, SlowLease]]:
-    """Grant a lease, which no thread refreshes."""
-    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
-
-    def grant(refreshes: Sequence[float | EtcdError] = (), *, seconds: float = 0.0) -> tuple[Membership, SlowLease]:
-        lease = SlowLease(clock, refreshes)
-        member = registration(LeasingClient(clock, lease, seconds))
-        member.grant(clock.now + 60)
-        return member, lease
-
-    return grant
+def refreshed(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Refresh:
+    return lambda *refreshes: Refreshed(clock, monkeypatch, *refreshes)
 
 
-Granted = Callable[..., tuple[Membership, SlowLease]]
+def ends_at(membership: Membership, clock: KnownClock, end: float) -> None:
+    """Check that a lease is over at this moment, and not before."""
+    clock.now = end - 0.01
+    membership.check()
+    clock.now = end
+    with pytest.raises(LeaseLostError) as caught:
+        membership.check()
+    assert caught.value.reason == (
+        f"this member of group 'g' (here, pid {os.getpid()}) lost its etcd lease: etcd heard nothing from it for 10 s, "
+        "so its rank may have been reassigned"
+    )
+    assert caught.value.remedy == (
+        "check that etcd runs, and that this host was not suspended or cut off from it; if this host is busy with "
+        "other work, give every rank --nixl-lease=100s; then start the run again"
+    )
 
 
-def test_a_lease_is_over_that_long_after_it_was_asked_for(clock: KnownClock, granted: Granted) -> None:
+def test_a_lease_is_over_that_long_after_it_or_its_refresh_was_asked_for(clock: KnownClock, refreshed: Refresh) -> None:
     # etcd may have granted it at any moment of these four seconds.
-    membership, _ = granted(seconds=4.0)
-    clock.now = 109.99
-    membership.check()
-    clock.now = 110.0
-    with pytest.raises(LeaseLostError, match=r"group 'g' \(here, pid \d+\) lost its etcd lease: .* for 10 s"):
-        membership.check()
+    leased = refreshed(4.0)
+    leased.seconds = 4.0
+    ends_at(leased.waits(0), clock, 110.0)
+    leased = refreshed(4.0)
+    membership, start = leased.waits(1), leased.refreshed[0]
+    ends_at(membership, clock, start + 10.0)
 
 
-def test_a_refreshed_lease_is_over_that_long_after_the_refresh_was_sent(clock: KnownClock, granted: Granted) -> None:
-    membership, lease = granted([4.0])
-    membership._left = MovedEvent(clock, 1)
-    membership._keep()
-    assert lease.refreshed == [pytest.approx(100 + 10 / 3)]
-    clock.now = lease.refreshed[0] + 9.99
-    membership.check()
-    clock.now = lease.refreshed[0] + 10.0
-    with pytest.raises(LeaseLostError):
-        membership.check()
-
-
-def test_a_lease_that_etcd_denies_once_is_kept(clock: KnownClock, granted: Granted) -> None:
+def test_a_lease_that_etcd_denies_once_is_kept_and_one_that_it_denies_twice_is_lost(refreshed: Refresh) -> None:
     """An etcd that restarts denies a lease that it has not read yet."""
-    membership, lease = granted([NO_LEASE, REFUSED, NO_LEASE, 0.0, NO_LEASE])
-    membership._left = MovedEvent(clock, 5)
-    membership._keep()
-    assert len(lease.refreshed) == 5
-    membership.check()
-
-
-def test_a_lease_that_etcd_denies_twice_is_lost_at_once(clock: KnownClock, granted: Granted) -> None:
-    membership, lease = granted([NO_LEASE] * 3)
-    membership._left = MovedEvent(clock, 3)
-    membership._keep()
-    assert lease.refreshed[1] - lease.refreshed[0] == pytest.approx(10 / 20)
-    assert len(lease.refreshed) == 2
+    leased = refreshed(NO_LEASE, REFUSED, NO_LEASE, 0.0, NO_LEASE)
+    leased.waits(5).check()
+    assert len(leased.refreshed) == 5
+    leased = refreshed(NO_LEASE)
+    membership = leased.waits(3)
+    first, second = leased.refreshed
+    assert second - first == pytest.approx(10 / 20)
     with pytest.raises(LeaseLostError, match=r"reassigned \(last refresh: no-lease\)"):
         membership.check()
 
 
 def test_a_refresh_that_failed_is_repeated_soon_and_until_the_lease_is_over(
-    clock: KnownClock, granted: Granted
+    clock: KnownClock, refreshed: Refresh
 ) -> None:
-    membership, lease = granted([REFUSED, 0.0, REFUSED])
-    membership._left = MovedEvent(clock, 3)
-    membership._keep()
-    first, second, third = lease.refreshed
+    leased = refreshed(REFUSED, 0.0, REFUSED)
+    leased.waits(3).check()
+    first, second, third = leased.refreshed
+    assert first == pytest.approx(100 + 10 / 3)
     assert second - first == pytest.approx(10 / 20)
     assert third - second == pytest.approx(10 / 3)
-    membership.check()
-    membership, lease = granted([REFUSED] * 100)
-    start = clock.now
-    membership._left = MovedEvent(clock, 100)
-    membership._keep()
-    assert start + 10 < lease.refreshed[-1] < start + 11
+    leased, start = refreshed(REFUSED), clock.now
+    membership = leased.waits(100)
+    assert start + 10 < leased.refreshed[-1] < start + 11
     with pytest.raises(LeaseLostError, match=r"\(last refresh: refused\)"):
         membership.check()
 
@@ -196,21 +192,30 @@ def failing(*errors: EtcdError) -> Callable[[], str]:
     return ask
 
 
-def test_a_request_is_repeated_only_while_etcd_may_come_back(clock: KnownClock) -> None:
-    membership = registration()
-    membership._left = MovedEvent(clock, 1000)
-    assert membership.retry(failing(*[REFUSED] * 5), clock.now + 60) == "answer"
-    waited = clock.now - 100.0
-    assert waited == pytest.approx(0.01 + 0.02 + 0.04 + 0.08 + 0.16)
+def test_a_request_is_repeated_only_while_etcd_may_come_back(clock: KnownClock, refreshed: Refresh) -> None:
+    membership, messages = refreshed(0.0).membership, list[str]()
+    assert membership.retry(failing(*[REFUSED] * 5), clock.now + 60, messages.append) == "answer"
+    assert clock.now - 100.0 == pytest.approx(0.01 + 0.02 + 0.04 + 0.08 + 0.16)
     with pytest.raises(LeaseLostError):
         membership.retry(failing(NO_LEASE), clock.now + 60)
     for cause in ("compacted", "unresolved"):
         with pytest.raises(EtcdError, match=cause):
             membership.retry(failing(EtcdError(cause, cause=cause)), clock.now + 60)
-    start = clock.now
-    with pytest.raises(EtcdError, match="refused"):
-        membership.retry(failing(*[REFUSED] * 1000), clock.now + 10)
-    assert start + 9.5 <= clock.now <= start + 10
+    assert messages == []
+    for cause in ("refused", "unreachable", "timeout", "closed", "no-member", "busy", "no-leader"):
+        start = clock.now
+        with pytest.raises(EtcdError, match=cause):
+            membership.retry(failing(*[EtcdError(cause, cause=cause)] * 1000), clock.now + 10, messages.append)
+        assert start + 9.5 <= clock.now <= start + 10
+        seconds = [float(message.split("; ")[1].partition(" ")[0]) for message in messages]
+        assert (len(messages), seconds[0]) == (1, 5.0)
+        assert messages.pop() == f"waiting for the etcd of group 'g'; 5 s of 10 s; last attempt: {cause}"
+    # Without a deadline it is repeated for as long as a lease lasts, and longer only if etcd says that it is busy.
+    for cause, seconds_in_all in (("refused", 10.0), ("busy", 30.0), ("no-leader", 30.0)):
+        start = clock.now
+        with pytest.raises(EtcdError, match=cause):
+            membership.retry(failing(*[EtcdError(cause, cause=cause)] * 1000), busy_until=start + 30.0)
+        assert start + seconds_in_all - 0.5 <= clock.now <= start + seconds_in_all
 
 
 def member(rank: int, token: str = "") -> tuple[str, str, int]:
@@ -222,18 +227,34 @@ def roster(members: Sequence[tuple[str, str, int]], changes: int) -> KeyValue:
 
 
 def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
-    membership = registration()
+    """The client is a double, with which the barrier is open and the roster is this one."""
+
+    def transaction(payload: object, *, repeatable: bool) -> dict[str, Any]:
+        items: list[dict[str, Any]] = [
+            {"key": encode(f"{ROOT}run/gate"), "value": encode(b'{"passed": 9}')},
+            {"key": encode(written.key), "value": encode(written.value), "mod_revision": 7},
+        ]
+        ranges = [{"response_range": {"kvs": [item]}} for item in items]
+        puts = [{"response_put": {}}, {"response_delete_range": {}}, {"response_range": {"count": 1}}]
+        return {"header": {"revision": "9"}, "succeeded": True, "responses": [*puts, *ranges]}
+
+    membership = registration(SimpleNamespace(transaction=transaction, lease=lambda ttl: SimpleNamespace(id=1, ttl=60)))
+    membership.grant(time.monotonic() + 60)
     our_member = member(0, membership.token)
     roster_of_two = Roster.of(roster([our_member, member(1, "second")], 1))
     membership.accept(roster_of_two, 0, 5)
     for refused in (roster([our_member, member(1, "first")], 0), roster([member(0), member(1)], 2)):
-        membership._take(refused)
+        written = refused
+        membership.barrier(1)
         assert membership.members == roster_of_two.members
         assert membership.values.ignored == {
             f"{ROOT}run/frozen": "it is the roster of another run, or an older roster of this run"
         }
-    membership._take(roster([our_member, member(1, "third")], 2))
+    written = roster([our_member, member(1, "third")], 2)
+    membership.barrier(1)
     assert membership.members[1].token == "third"
+    with pytest.raises(AttributeError):  # the lease is a double, which cannot be ended
+        membership.leave()
 
 
 MANY = [Member(rank, *member(rank)) for rank in range(200)]
@@ -262,143 +283,145 @@ def test_a_key_is_ignored_once_and_not_too_many_are_remembered(caplog: pytest.Lo
     assert caplog.messages[0].startswith(f"the key '{arrival(0).key}' is ignored: ")
 
 
-class RecordingClient:
-    """A client that keeps the sizes of the values in each transaction."""
+class Mail:
+    """The mailbox of rank 0 of three, its client and its membership: doubles that keep what is sent and read."""
 
     def __init__(self) -> None:
-        self.written: list[int] = []
+        self.deleted: list[int] = []
+        self.sent: list[list[str]] = []
+        self.interrupted: list[BaseException] = []
+        self.read: list[tuple[int, str]] = []
+        self.failures: list[NixlPluginError] = []
+        #: The mail that comes: the end of each key, and its value; or the error that ends the reading.
+        self.mail: list[tuple[str, bytes] | Callable[[], None]] = []
+        self.values = GroupValues(ROOT)
+        membership = SimpleNamespace(
+            root=ROOT, rank=0, members=MANY[:3], values=self.values, lease=SimpleNamespace(id=7), follow=self.follow,
+            retry=self.retry,
+        )  # fmt: skip
+        self.box = Mailbox(
+            cast(EtcdClient, self), cast(Any, membership), handle=self.handle, failed=self.failures.append
+        )
 
-    def transaction(self, transaction: dict[str, Any], *, repeatable: bool = False) -> dict[str, Any]:
-        assert repeatable, "a message may be written again after a lost answer"
-        self.written.append(len(transaction["success"]))
-        return {}
+    def retry(self, ask: Callable[[], object], *_: object) -> object:
+        if self.interrupted:
+            raise self.interrupted.pop()
+        return ask()
 
+    def handle(self, sender: int, message: Message) -> None:
+        assert isinstance(message, WorkerLine)
+        self.read.append((sender, message.line))
 
-@pytest.fixture
-def box() -> tuple[Mailbox, RecordingClient, list[Message]]:
-    """The mailbox of rank 0 of three. Its client is a double."""
-    membership = registration()
-    membership._lease = cast(Lease, SlowLease(KnownClock()))
-    membership._valid_until = float("inf")
-    members = [member(0, membership.token), member(1), member(2)]
-    membership.accept(Roster.of(roster(members, 0)), 0, 5)
-    client, read = RecordingClient(), list[Message]()
+    def transaction(self, transaction: dict[str, Any], *, repeatable: bool = False) -> None:
+        if repeatable:  # a message may be written again after a lost answer
+            puts = [part["request_put"] for part in transaction["success"]]
+            assert {put["lease"] for put in puts} == {7}
+            self.sent.append([decode(put["key"]).decode().removeprefix(f"{ROOT}mail/") for put in puts])
+            return
+        self.deleted.append(sum("request_delete_range" in part for part in transaction["success"]))
 
-    def failed(error: NixlPluginError) -> None:
-        raise AssertionError(error)
+    def follow(self, client: object, watched: Watched, *, closed: object) -> Iterator[WatchEvent]:
+        assert (client, watched) == (self, Watched(f"{ROOT}mail/000000/", 1, prefix=True))
+        for mail in self.mail:
+            if callable(mail):
+                mail()
+            else:
+                item = KeyValue(f"{ROOT}mail/000000/{mail[0]}", mail[1], 1, 1, 1)
+                yield WatchEvent(item, deleted=False)
+                yield WatchEvent(KeyValue(item.key, b"", 0, 1, 0), deleted=True)
 
-    mailbox = Mailbox(
-        cast(EtcdClient, client), membership, handle=lambda _, message: read.append(message), failed=failed
-    )
-    return mailbox, client, read
-
-
-Box = tuple[Mailbox, RecordingClient, list[Message]]
+    def read_all(self, *mail: tuple[str, bytes] | Callable[[], None]) -> None:
+        """Let the mailbox read this mail, and nothing more."""
+        self.mail = list(mail)
+        before = set(threading.enumerate())
+        self.box.open()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(60)
 
 
 def sized(size: int) -> dict[str, Any]:
-    """Return a message of this many bytes."""
-    empty = len(_text(1, {"worker": 1, "line": ""}))
-    return {"worker": 1, "line": "x" * (size - empty)}
+    """Return a message that has this many bytes when it is sent."""
+    return {"worker": 1, "line": "x" * (size - len(b'{"worker":1,"line":""}'))}
 
 
 def line_of(size: int) -> bytes:
-    """Return a message of this many bytes as it would be sent, if it were not too large."""
+    """Return such a message as it would be sent, if it were not too large."""
     return json.dumps(sized(size), separators=(",", ":")).encode()
 
 
-def test_the_largest_message_is_sent_and_a_larger_one_is_not(box: Box) -> None:
-    membership, client, _ = box
-    membership.send(1, sized(LARGEST))
-    assert client.written == [1]
-    with pytest.raises(MailError, match=f"a message of {LARGEST + 1} bytes to rank 2 is too large for etcd"):
-        membership.send(2, sized(LARGEST + 1))
-    assert client.written == [1]
+def test_a_message_is_read_once_and_up_to_the_largest_size() -> None:
+    mail = Mail()
+    numbers = ((0, LARGEST), (0, 100), (1, LARGEST + 1), (1, 101), (1, 100), (3, 102), (2, 100))
+    strange = ("000003/000000000000", "000002/x", "000002", "000002/", "/000000000000")
+    mail.read_all(
+        *((f"000001/{number:012d}", line_of(size)) for number, size in numbers),
+        ("000002/000000000001", line_of(103)),
+        *((key, line_of(100)) for key in strange),
+    )
+    assert mail.read == [(sender, sized(size)["line"]) for sender, size in ((1, LARGEST), (1, 101), (1, 102), (2, 103))]
+    ignored = {key.removeprefix(f"{ROOT}mail/000000/"): reason for key, reason in mail.values.ignored.items()}
+    assert list(ignored) == ["000001/000000000001", *strange]
+    assert {ignored[key] for key in strange} == {"it is not the key of a message from a rank of this group"}
 
 
-def test_one_request_takes_messages_up_to_the_largest_size(box: Box) -> None:
-    membership, client, _ = box
-    membership.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2)})
-    assert client.written == [2]
-    membership.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2 + 1)})
-    assert client.written == [2, 1, 1]
+def test_a_thread_that_is_interrupted_leaves_its_messages_to_the_next_one() -> None:
+    mail = Mail()
+    mail.interrupted.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        mail.box.send(1, sized(100))
+    mail.box.send_each({1: sized(100), 2: sized(100)})
+    first, second, other = "000001/000000/000000000000", "000001/000000/000000000001", "000002/000000/000000000000"
+    assert mail.sent == [[first, other], [second]]
+    mail.interrupted.append(NixlPluginError("etcd is gone"))
+    with pytest.raises(NixlPluginError, match="etcd is gone"):
+        mail.box.send(1, sized(100))
+    assert len(mail.sent) == 2
 
 
-def test_a_message_is_read_once_and_up_to_the_largest_size(box: Box) -> None:
-    membership, _, read = box
-    key = f"{ROOT}mail/000000/000001/{{:012d}}"
-    for number, size in ((0, LARGEST), (0, 100), (1, LARGEST + 1), (1, 100), (1, 100)):
-        membership._take(key.format(number), line_of(size))
-    assert [len(message.line) for message in read if isinstance(message, WorkerLine)] == [
-        len(sized(size)["line"]) for size in (LARGEST, 100)
-    ]
-    assert list(membership._membership.values.ignored) == [key.format(1)]
-    for strange in (f"{ROOT}mail/000000/000003/{0:012d}", f"{ROOT}mail/000000/000002/x", f"{ROOT}mail/000000/000002"):
-        membership._take(strange, b'{"worker": 1, "line": ""}')
-        assert strange in membership._membership.values.ignored
-    assert len(read) == 2
+def test_a_mailbox_deletes_what_it_has_read_once() -> None:
+    mail = Mail()
+    mail.read_all(*((f"000001/{number:012d}", line_of(100)) for number in range(2 * TOGETHER + 1)))
+    assert (len(mail.read), mail.deleted) == (2 * TOGETHER + 1, [TOGETHER, TOGETHER])
+    assert mail.values.ignored == {}
 
 
-def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    membership, _, read = box
-    began: list[int] = []
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(closed: bool) -> None:
+    mail, error = Mail(), NixlPluginError("etcd is gone")
 
-    def watch(watched: Watched, *, seconds: float) -> Iterator[WatchEvent]:
-        began.append(watched.since)
-        if len(began) == 3:
-            membership.close()
-            return
-        for revision in (20 * len(began), 20 * len(began) + 5):
-            key = f"{ROOT}mail/000000/000001/{revision:012d}"
-            yield WatchEvent(KeyValue(key, line_of(100), revision, revision, 1), deleted=False)
+    def fail() -> None:
+        if closed:
+            mail.box.close()
+        raise error
 
-    done = {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
-    monkeypatch.setattr(membership, "_client", SimpleNamespace(transaction=lambda *_, **__: done, watch=watch))
-    membership._read()
-    assert began == [8, 26, 46]
-    assert len(read) == 4
+    mail.read_all(fail)
+    assert mail.failures == ([] if closed else [error])
 
 
-def test_a_mailbox_deletes_what_it_has_read_once_and_reads_no_deletion(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    membership, _, read = box
-    deleted: list[int] = []
+def test_what_follows_a_key_goes_on_after_its_last_event(clock: KnownClock) -> None:
+    """First comes what the keys show, and that known ones are gone. The etcd is a double, compacted up to 20."""
+    closed, opened = threading.Event(), list[list[int]]()
+    old, new, other = (
+        {"key": encode(key), "mod_revision": revision} for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9))
+    )
+    listed = [{"response_range": {"kvs": keys}} for keys in ([old, new], [other])]
 
-    def watch(*_: Watched, seconds: float) -> Iterator[WatchEvent]:
-        for number in range(1, 2 * TOGETHER + 2):
-            item = KeyValue(f"{ROOT}mail/000000/000001/{number:012d}", line_of(100), number, number, 1)
-            yield WatchEvent(item, deleted=False)
-            yield WatchEvent(KeyValue(item.key, b"", 0, number, 0), deleted=True)
-        membership.close()
+    def watch(*watched: Watched, seconds: float) -> Iterator[WatchEvent]:
+        assert [(span.prefix, span.deletions) for span in watched] == [(True, False), (True, True)]
+        opened.append([span.since for span in watched])
+        if len(opened) == 3:
+            closed.set()
+        yield WatchEvent(KeyValue("r/c", b"", 1, 20 + 5 * len(opened), 1), deleted=False)
 
-    def transaction(payload: dict[str, Any]) -> dict[str, Any]:
-        deleted.append(sum("request_delete_range" in part for part in payload["success"]))
-        return {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
-
-    monkeypatch.setattr(membership, "_client", SimpleNamespace(transaction=transaction, watch=watch))
-    membership._read()
-    assert len(read) == 2 * TOGETHER + 1
-    assert deleted == [0, TOGETHER, TOGETHER]
-    assert membership._membership.values.ignored == {}
-
-
-def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    membership, _, _ = box
-    failures: list[NixlPluginError] = []
-
-    def gone() -> None:
-        raise NixlPluginError("etcd is gone")
-
-    def closed() -> None:
-        membership.close()
-        gone()
-
-    monkeypatch.setattr(membership, "_failed", failures.append)
-    for read_on in (gone, closed):
-        monkeypatch.setattr(membership._membership, "follow", lambda *_, read_on=read_on, **__: read_on())
-        membership._read()
-    assert [error.reason for error in failures] == ["etcd is gone"]
+    client: Any = SimpleNamespace(
+        watch=watch, transaction=lambda _: {"header": {"revision": "20"}, "succeeded": True, "responses": listed}
+    )
+    watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
+    events = list(registration().follow(client, *watched, closed=closed, known=["m/x", "m/gone"]))
+    assert [(event.item.key, event.item.mod_revision, event.deleted) for event in events] == [
+        ("r/b", 8, False), ("m/gone", 20, True), ("r/c", 25, False), ("r/c", 30, False),
+    ]  # fmt: skip
+    assert opened == [[21, 21], [26, 21], [31, 21]]
 
 
 class WaitingClient:
@@ -418,13 +441,21 @@ class WaitingClient:
         self._clock.now = end
 
 
+def leased(client: WaitingClient, clock: KnownClock, size: int, seconds: float) -> Membership:
+    """Return a membership whose lease lasts for these seconds, and is not refreshed."""
+    membership = registration(client, size=size)
+    cast(Any, client).lease = lambda ttl: SimpleNamespace(id=1, ttl=seconds)
+    membership.grant(clock.now + 60)
+    return membership
+
+
 @pytest.mark.parametrize(("size", "times"), [(2, [105.0, 110.0]), (128, [110.0])])
 def test_a_watch_tells_every_five_seconds_that_it_waits_and_less_often_in_a_large_group(
-    clock: KnownClock, size: int, times: list[float]
+    clock: KnownClock, refreshed: Refresh, size: int, times: list[float]
 ) -> None:
+    refreshed(0.0)
     client = WaitingClient(clock, [103.0])
-    membership = Membership(cast(EtcdClient, client), "g", size, ttl=10, root=ROOT, host="here", wanted=None)
-    membership._valid_until = float("inf")
+    membership = leased(client, clock, size, 1e9)
     intervals: list[float] = []
     assert len(list(membership.watch(Watched("k", 1), deadline=112.0, tick=lambda: intervals.append(clock.now)))) == 1
     assert intervals == times
@@ -432,161 +463,13 @@ def test_a_watch_tells_every_five_seconds_that_it_waits_and_less_often_in_a_larg
     assert sum(client.seconds) == 12.0
 
 
-def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock) -> None:
+def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock, refreshed: Refresh) -> None:
+    refreshed(0.0)
     client = WaitingClient(clock)
-    membership = registration(client)
-    membership._lease, membership._valid_until = cast(Lease, SlowLease(clock)), 104.0
     with pytest.raises(LeaseLostError):
-        list(membership.watch(Watched("k", 1), deadline=200.0))
+        list(leased(client, clock, 2, 4.0).watch(Watched("k", 1), deadline=200.0))
     assert client.seconds == [4.0]
     assert clock.now == 104.0
-
-
-@pytest.fixture
-def joining(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Joining:
-    """An attempt to join that has seen revision 7, and has 60 s."""
-    monkeypatch.setattr(joining_module, "time", clock)
-    attempt = Joining(registration(), 60.0, None)
-    attempt._seen = 7
-    return attempt
-
-
-CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, requested_rank=0) for rank in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "deleted", "expected"),
-    [
-        ("members/token-1", b"", True, (False, True)),
-        ("run/frozen", Roster.value(10, [member(0), member(1)]), False, (True, False)),
-        ("run/frozen", b"", True, (False, False)),
-        ("members/stranger", b"", True, (False, False)),
-    ],
-)
-def test_a_conflict_is_settled_by_the_roster_or_when_one_of_the_two_leaves(
-    joining: Joining,
-    key: str,
-    value: bytes,
-    deleted: bool,
-    expected: tuple[bool, bool],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    revisions: list[int] = []
-
-    def watch(*watched: Watched, **_: object) -> Iterator[WatchEvent]:
-        revisions.extend(span.since for span in watched)
-        yield WatchEvent(KeyValue(f"{ROOT}{key}", value, 1, 9, 1), deleted=deleted)
-
-    monkeypatch.setattr(joining._membership, "watch", watch)
-    frozen, settled = joining._wait_until_one_leaves(CANDIDATES, 110.0)
-    assert (frozen is not None, settled) == expected
-    assert revisions == [8, 8], "what was written before is known"
-
-
-@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 10 + LATE), (5.0, 105.0)])
-def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
-) -> None:
-    waited: list[float] = []
-    answers = iter([(None, True), (None, False)])
-
-    def wait(candidates: Sequence[Candidate], until: float) -> tuple[Roster | None, bool]:
-        waited.append(until)
-        return next(answers)
-
-    def freeze(candidates: Sequence[Candidate]) -> bytes:
-        raise StopIteration
-
-    joining._deadline = 100.0 + remaining
-    monkeypatch.setattr(joining, "_first_candidates", lambda: CANDIDATES)
-    monkeypatch.setattr(joining, "_wait_until_one_leaves", wait)
-    monkeypatch.setattr(joining, "_value_to_freeze", freeze)
-    with pytest.raises(StopIteration):
-        joining._freeze()
-    assert waited == [until, until]
-
-
-@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 30 + LATE), (5.0, 105.0)])
-def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_than_it_has_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
-) -> None:
-    members = [member(0), member(1)]
-    frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", Roster.value(30, members), 1, 1, 1))
-    waited: list[float] = []
-
-    def wait(present: object, until: float) -> bool:
-        waited.append(until)
-        return False
-
-    joining._deadline = 100.0 + remaining
-    membership = joining._membership
-    monkeypatch.setattr(
-        membership, "transact", lambda *_: SimpleNamespace(revision=9, range_result=lambda _: RangeResult(0, ()))
-    )
-    monkeypatch.setattr(
-        membership.values, "read_members", lambda _: ([Candidate(*fields, 2) for fields in members], [])
-    )
-    monkeypatch.setattr(joining, "_roster_in", lambda _: frozen)
-    monkeypatch.setattr(joining, "_wait_for_change", wait)
-    with pytest.raises(JoinRefusedError, match="all its ranks are taken"):
-        joining._take_over(frozen)
-    assert waited == [until]
-
-
-@pytest.mark.parametrize("token", ["", "t"])
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_all(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, token: str, listed: bool
-) -> None:
-    """With a token a process that is not listed may take the rank of one that leaves."""
-    membership = joining._membership
-    our_member = member(0, membership.token if listed else "")
-    plain = Roster.value(10, [our_member, member(1)], refusal="rank 0 is requested twice")
-    frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", plain, 1, 1, 1))
-    monkeypatch.setattr(membership, "values", GroupValues(ROOT, token))
-    monkeypatch.setattr(membership, "grant", lambda *_: None)
-    monkeypatch.setattr(joining, "_register", lambda: (frozen, 2))
-
-    def take_over(roster: Roster) -> Roster | None:
-        raise StopIteration
-
-    monkeypatch.setattr(joining, "_take_over", take_over)
-    with pytest.raises(JoinRefusedError if listed or not token else StopIteration):
-        joining.run()
-
-
-def test_a_wait_for_a_change_is_for_changes_after_what_was_read(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watches: list[tuple[str, int, bool]] = []
-
-    def watch(*watched: Watched, deadline: float, known: Sequence[str]) -> Iterator[WatchEvent]:
-        watches.extend((span.key.removeprefix(ROOT), span.since, span.deletions) for span in watched)
-        assert (deadline, known) == (110.0, ["one"])
-        yield from events
-
-    monkeypatch.setattr(joining._membership, "watch", watch)
-    events: list[WatchEvent] = []
-    assert not joining._wait_for_change(["one"], 110.0)
-    assert watches == [("run/", 8, False), ("members/", 8, True)], "revision 7 was read"
-    events.append(WatchEvent(KeyValue("k", b"", 1, 9, 1), deleted=False))
-    assert joining._wait_for_change(["one"], 110.0)
-
-
-def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_what_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The etcd is a double whose history is compacted up to revision 20."""
-    membership = registration()
-    old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
-    answers = [RangeResult(2, (old, new)), RangeResult(1, (member,))]
-    monkeypatch.setattr(membership, "retry", lambda *_: SimpleNamespace(revision=20, range_result=answers.__getitem__))
-    watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
-    again, missed = membership._read_anew(membership.client, watched, ["m/x", "m/gone"], 110.0)
-    assert again == (Watched("r/", 21, prefix=True), Watched("m/", 21, prefix=True, deletions=True))
-    assert missed == [
-        WatchEvent(new, deleted=False), WatchEvent(KeyValue("m/gone", b"", 0, 20, 0), deleted=True),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "valid"), [("1s", False), ("2s", True), ("3600s", True), ("3601s", False)])

@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import re
 import socket
 import threading
 import time
@@ -139,6 +140,7 @@ REQUESTS: dict[str, Callable[[EtcdClient], object]] = {
     "status": lambda client: client.status(),
     "get": lambda client: client.get("/a"),
     "get_prefix": lambda client: client.get_prefix("/a"),
+    "count_prefix": lambda client: client.count_prefix("/a"),
     "put": lambda client: client.put("/a", b""),
     "delete": lambda client: client.delete("/a"),
     "lease": lambda client: client.lease(5),
@@ -194,7 +196,7 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
             sentence(error, endpoint)
         else:
             # A header alone is a valid answer of an etcd without keys; a status may contain anything.
-            empty = {"a header only": ("get", "get_prefix", "put", "delete", "create", "watch"),
+            empty = {"a header only": ("get", "get_prefix", "count_prefix", "put", "delete", "create", "watch"),
                      "nulls": ("put", "delete"), "wrong types": ("put", "delete"), "no UTF-8": ("watch",)}  # fmt: skip
             assert request_name in (*empty.get(kind, ()), "status")
             assert not message or request_name == "status"
@@ -240,13 +242,29 @@ def test_the_size_limit_applies_to_each_message_of_a_watch(monkeypatch: pytest.M
         assert len(events) == 10
 
 
-@pytest.mark.parametrize("token", [None, 5, "", "a\r\nX: y", "a" * 100_000, ["a"]])
+@pytest.mark.parametrize("token", [None, 5, "", "a b", "a\r\nX: y", "a" * 8193, ["a"]])
 def test_an_invalid_token_is_not_sent(token: object) -> None:
     with serving(plain({"header": HEADER, "token": token})) as endpoint:
         with connect([endpoint], user="root", password="s3cret", timeout=60) as client:
             with pytest.raises(EtcdError, match="/v3/auth/authenticate") as caught:
                 client.get("/a")
             assert "s3cret" not in str(caught.value)
+
+
+PASSWORD = 'Sw0rd"fish;1'
+
+
+REFUSED = {"code": 2, "message": f"refused {PASSWORD} of {json.dumps({'name': 'me', 'password': PASSWORD})}"}
+
+
+@pytest.mark.parametrize("body", [REFUSED, {}])
+def test_an_error_that_repeats_the_password_is_shown_without_it(body: dict[str, object]) -> None:
+    """It is in the message, which has the request as JSON, and in the reason, which is shown if there is no message."""
+    answer = http(json.dumps(body).encode(), status=f"500 refused {PASSWORD}")
+    with serving(lambda: [answer]) as endpoint, connect([endpoint], user="me", password=PASSWORD) as client:
+        with pytest.raises(EtcdError, match=r"refused \*\*\*") as caught:
+            client.get("/x")
+    assert not re.search("fish|Sw0rd", str(caught.value))
 
 
 @pytest.mark.long

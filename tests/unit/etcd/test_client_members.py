@@ -18,10 +18,6 @@ from helpers.three_node import ThreeNodeEtcd
 from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.endpoints import parse_endpoint
-from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.members import ATTEMPT_SECONDS
-from pytest_nixl.etcd.proxy.proxy import EtcdProxy
 from pytest_nixl.etcd.transaction import TransactionResult, absent, delete, get, put, txn
 from pytest_nixl.etcd.watch import Watched
 from pytest_nixl.processes.supervisor import supervisor
@@ -69,32 +65,6 @@ def test_every_request_goes_to_a_member_that_answers(trio: ThreeNodeEtcd, client
     assert time.monotonic() - start < 60
 
 
-def test_all_clients_of_the_process_avoid_the_stopped_member(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
-    client.put("/a", b"1")
-    trio.stop(in_use(trio, client))
-    assert client.get("/a") == b"1"
-    with trio.client() as second_client:
-        # A transaction is sent only once. Its answer proves that the stopped member was not asked first.
-        assert second_client.create("/c", b"1")
-        assert second_client.endpoint == client.endpoint
-
-
-def test_only_a_repeatable_transaction_is_sent_again(trio: ThreeNodeEtcd) -> None:
-    place = (trio.leader() + 1) % 3
-    members = [trio.members[place], *(member for member in trio.members if member != trio.members[place])]
-    trio.stop(place)
-    with connect(members, timeout=5.0) as client:
-        with pytest.raises(EtcdError) as caught:
-            client.create("/once", b"")
-        assert caught.value.cause == "timeout"
-        assert caught.value.endpoint == str(trio.members[place])
-        # The next request does not ask that member first.
-        assert client.create("/twice", b"")
-    with connect(members, timeout=5.0) as client:
-        assert client.transaction(txn([], [put("/again", b"")]), repeatable=True)
-    trio.resume(place)
-
-
 def test_a_watch_continues_at_another_member_without_loss(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     client.put("/w/0", b"")
     since = TransactionResult.of(client.transaction(txn([], [get("/w/0")]))).revision + 1
@@ -138,17 +108,6 @@ def test_a_group_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd) -> None:
         for member in members:
             member.leave()
         wait_until(lambda: clients[0].get_prefix("/pytest-nixl/") == {}, 60, "the group has left nothing")
-
-
-def test_slow_members_are_asked_again_with_the_full_timeout(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
-    """If no member answers soon, each one is asked again with a longer timeout."""
-    client.put("/slow", b"1")
-    with ExitStack() as stack:
-        proxies = [stack.enter_context(EtcdProxy(str(member))).client() for member in trio.members]
-        for proxy in proxies:
-            proxy.delay(2 * ATTEMPT_SECONDS)
-        with connect([parse_endpoint(proxy.endpoint) for proxy in proxies], timeout=60.0) as slow_client:
-            assert slow_client.get("/slow") == b"1"
 
 
 @pytest.mark.whole  # a group without a run survives it above

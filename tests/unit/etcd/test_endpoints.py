@@ -94,47 +94,38 @@ def test_an_empty_member_of_a_list_is_refused(text: str) -> None:
         parse_endpoints(text)
 
 
-def test_the_malformed_member_is_named() -> None:
-    with pytest.raises(ValueError, match="etcd endpoint 'b' names no port"):
-        parse_endpoints("a:1,b,c:3")
-    with pytest.raises(ValueError, match=r"etcd endpoint 'http://\*\*\*@b' names no port"):
-        parse_endpoints("http://user:hunter@b")
-
-
-def test_a_malformed_member_is_named_by_number_if_there_is_a_password() -> None:
-    with pytest.raises(ValueError) as caught:
-        parse_endpoints("http://user:hunter@a:1,b")
-    message = str(caught.value)
-    assert message.startswith("etcd endpoint 2 of 2 ")
-    assert message.endswith(f"expected {ENDPOINTS_FORM}")
-    assert "%2C" in message
-    assert "user:" not in message
-    assert "hunter" not in message
-
-
-@pytest.mark.parametrize("text", LEAKY)
-def test_no_message_shows_a_user_or_a_password(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a:1,b,c:3", "'b' names no port"),
+        ("http://user:hunter@b", "'http://***@b' names no port"),
+        # The comma may belong to a password.
+        ("http://user:hunter@a:1,b", "2 of 2 is malformed (not shown, because the list contains a user or password; "
+         "write a comma in a password as %2C)"),
+    ],
+)  # fmt: skip
+def test_the_malformed_member_is_named_or_counted_if_there_is_a_password(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_endpoints(text)
-    assert "USER" not in str(caught.value)
-    assert "SECRET" not in str(caught.value)
-    assert ENDPOINTS_FORM in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
+    assert str(caught.value) == f"etcd endpoint {fault}: expected {ENDPOINTS_FORM}"
 
 
 @pytest.mark.parametrize("text", LEAKY)
-def test_redacted_text_shows_no_user_and_no_password(text: str) -> None:
-    assert "USER" not in redact(text)
-    assert "SECRET" not in redact(text)
+def test_neither_a_message_nor_a_redacted_text_shows_a_user_or_a_password(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_endpoints(text)
+    assert ENDPOINTS_FORM in str(caught.value)
+    for shown in (str(caught.value), redact(text)):
+        assert "USER" not in shown
+        assert "SECRET" not in shown
+    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
 
 
 def test_str_and_repr_of_an_endpoint_show_no_credentials() -> None:
     endpoint = parse_endpoint("http://USER:SECRET@h:1")
     assert (endpoint.user, endpoint.password) == ("USER", "SECRET")
-    for text in (str(endpoint), repr(endpoint), f"{endpoint}", repr([endpoint])):
-        assert "USER" not in text
-        assert "SECRET" not in text
+    assert str(endpoint) == "http://h:1"
+    assert repr([endpoint]) == "[Endpoint(scheme='http', host='h', port=1)]"
 
 
 @pytest.mark.parametrize(
@@ -148,25 +139,12 @@ def test_str_and_repr_of_an_endpoint_show_no_credentials() -> None:
         ("http://u:p@a:1;http://v:q@b:2 http://w:r@c:3", "http://***@a:1;http://***@b:2 http://***@c:3"),
         ("a:1,http://u:p@b:2", "a:1,http://***@b:2"),
         ("cannot reach http://u:p@h:1 now\nsee mail", "cannot reach http://***@h:1 now\nsee mail"),
+        *((text, text) for text in (
+            "", "http://h:1", "http://a:1,https://b:2", "UCX,LIBFABRIC", "quay.io/coreos/etcd:v3.5.18",
+            "quay.io/coreos/etcd@sha256:0123abc", "localhost:5000/etcd@sha256:0123abc", "etcd@sha256:0123abc",
+            "./profile.toml",
+        )),
     ],
-)
+)  # fmt: skip
 def test_redacting_hides_only_credentials(text: str, shown: str) -> None:
     assert redact(text) == shown
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "http://h:1",
-        "http://a:1,https://b:2",
-        "UCX,LIBFABRIC",
-        "quay.io/coreos/etcd:v3.5.18",
-        "quay.io/coreos/etcd@sha256:0123abc",
-        "localhost:5000/etcd@sha256:0123abc",
-        "etcd@sha256:0123abc",
-        "./profile.toml",
-    ],
-)
-def test_text_without_credentials_is_not_changed(text: str) -> None:
-    assert redact(text) == text

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,31 +41,55 @@ def etcd() -> Iterator[Etcd]:
         yield started
 
 
-@pytest.fixture
-def direct(etcd: Etcd) -> Iterator[EtcdClient]:
-    with connect([etcd.endpoint], timeout=SECONDS) as client:
-        yield client
-        client.delete_prefix("/t/")
+class Scene:
+    """A proxy before a real etcd, a client that goes past it, and clients of the gateway through it."""
+
+    def __init__(self, etcd: Etcd, stack: ExitStack) -> None:
+        self._stack = stack
+        self.direct = stack.enter_context(connect([etcd.endpoint], timeout=SECONDS))
+        self.path = stack.enter_context(EtcdProxy(etcd.url))
+
+    def through(self, proxied: ProxyClient, timeout: float = SECONDS) -> EtcdClient:
+        return self._stack.enter_context(connect(parse_endpoints(proxied.endpoint), timeout=timeout))
+
+    def wait(self, condition: Callable[[], object], label: str) -> None:
+        self.path.wait(condition, label, seconds=SECONDS)
+
+    def held(self, proxied: ProxyClient) -> Request:
+        """Wait until a request is held, and return it."""
+        self.wait(lambda: proxied.held, f"a request of {proxied.name} to be held")
+        [request] = proxied.held
+        return request
+
+    def comes_to(self, request: Request, state: State) -> None:
+        self.wait(lambda: request.state is state, f"{request} to be {state}")
 
 
 @pytest.fixture
-def path(etcd: Etcd) -> Iterator[EtcdProxy]:
-    with EtcdProxy(etcd.url) as opened:
-        yield opened
+def scene(etcd: Etcd) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        scene = Scene(etcd, stack)
+        yield scene
+        scene.direct.delete_prefix("/t/")
 
 
-@pytest.fixture
-def through(direct: EtcdClient) -> Iterator[Callable[..., EtcdClient]]:
-    """Return a function that makes a client of the gateway through the proxy."""
-    clients: list[EtcdClient] = []
+class Failing:
+    """A request of another thread, and how it failed."""
 
-    def make(client: ProxyClient, timeout: float = SECONDS) -> EtcdClient:
-        clients.append(connect(parse_endpoints(client.endpoint), timeout=timeout))
-        return clients[-1]
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.error: EtcdError | None = None
+        self._work = work
+        self._thread = started(self._run)
 
-    yield make
-    for client in clients:
-        client.close()
+    def _run(self) -> None:
+        try:
+            self._work()
+        except EtcdError as error:
+            self.error = error
+
+    def cause(self) -> str:
+        self._thread.join(SECONDS)
+        return "" if self.error is None else self.error.cause
 
 
 def etcdctl(client: ProxyClient, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -91,18 +116,10 @@ def is_write(request: Request) -> bool:
     return request.writes
 
 
-def first_held(path: EtcdProxy, proxied: ProxyClient) -> tuple[Request, ...]:
-    return path.wait(lambda: proxied.held, f"a request of {proxied.name} to be held", seconds=SECONDS)
-
-
-def comes_to(path: EtcdProxy, request: Request, state: State) -> None:
-    path.wait(lambda: request.state is state, f"{request} to be {state}", seconds=SECONDS)
-
-
 class TestSeen:
-    def test_requests_of_the_gateway(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        proxied = path.client("g")
-        client = through(proxied)
+    def test_requests_of_the_gateway(self, scene: Scene) -> None:
+        proxied = scene.path.client("g")
+        client = scene.through(proxied)
         lease = client.lease(60)
         client.put("/t/a", b"1", lease)
         assert client.get("/t/a") == b"1"
@@ -111,19 +128,18 @@ class TestSeen:
         assert lease.refresh() == 60
         assert client.delete("/t/b")
         lease.revoke()
-        assert methods(proxied) == [
-            "LeaseGrant", "Put", "Range", "Range", "Txn", "LeaseKeepAliveOnce", "DeleteRange", "LeaseRevoke",
+        assert [(request.method, request.key, request.writes) for request in proxied.requests] == [
+            ("LeaseGrant", "", False), ("Put", "/t/a", True), ("Range", "/t/a", False), ("Range", "/t/", False),
+            ("Txn", "/t/b", True), ("LeaseKeepAliveOnce", "", False), ("DeleteRange", "/t/b", True),
+            ("LeaseRevoke", "", True),
         ]  # fmt: skip
         assert proxied.requests[0].granted() == lease.id
-        assert [request.key for request in proxied.requests[1:5]] == ["/t/a", "/t/a", "/t/", "/t/b"]
-        assert [request.writes for request in proxied.requests[1:5]] == [True, False, False, True]
         assert {request.state for request in proxied.requests} == {State.ANSWERED}
         assert proxied.requests[1].label({"/t": "<here>"}) == "Put(<here>/a)"
-        [accessed] = proxied.requests[3].accesses
-        assert (accessed.start, accessed.end) == (b"/t/", b"/t0")
+        assert proxied.requests[3].accesses == (Access(b"/t/", b"/t0", False),)
 
-    def test_requests_of_grpc(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        proxied = path.client("c")
+    def test_requests_of_grpc(self, scene: Scene) -> None:
+        proxied = scene.path.client("c")
         large = "v" * 300_000
         assert etcdctl(proxied, "put", "/t/large", input=large).returncode == 0
         assert etcdctl(proxied, "get", "/t/large").stdout == f"/t/large\n{large}\n"
@@ -133,34 +149,30 @@ class TestSeen:
         assert etcdctl(proxied, "lease", "keep-alive", "--once", granted).returncode == 0
         assert etcdctl(proxied, "lease", "revoke", granted).returncode == 0
         assert etcdctl(proxied, "del", "--prefix", "/t/").stdout == "2\n"
-        assert methods(proxied) == ["Put", "Range", "LeaseGrant", "Txn", "LeaseKeepAlive", "LeaseRevoke", "DeleteRange"]
+        assert [(request.method, request.key) for request in proxied.requests] == [
+            ("Put", "/t/large"), ("Range", "/t/large"), ("LeaseGrant", ""), ("Txn", "/t/x"), ("LeaseKeepAlive", ""),
+            ("LeaseRevoke", ""), ("DeleteRange", "/t/"),
+        ]  # fmt: skip
         assert f"{proxied.requests[2].granted():016x}" == granted
-        assert [request.key for request in proxied.requests[:2]] == ["/t/large", "/t/large"]
-        assert proxied.requests[3].key == "/t/x"
         assert proxied.requests[6].accesses[0].end == b"/t0"
-        assert direct.count_prefix("/t/") == 0
+        assert scene.direct.count_prefix("/t/") == 0
 
-    def test_watches_are_never_held(self, path: EtcdProxy, direct: EtcdClient) -> None:
+    def test_watches_are_never_held(self, scene: Scene) -> None:
         for name, make in (("gateway", self.gateway_watch), ("etcdctl", self.etcdctl_watch)):
-            proxied = path.client(name)
+            proxied = scene.path.client(name)
             proxied.hold()
             process = make(proxied)
+            assert process.stdout is not None
             try:
-                self.sees(path, proxied, process, direct)
+                scene.wait(lambda proxied=proxied: proxied.requests, "a watch")  # type: ignore[misc]
+                assert [request.label() for request in proxied.requests] == ["Watch(/t/w)"]
+                for value in (b"first", b"second"):
+                    scene.direct.put("/t/w", value)
+                    assert process.stdout.readline()
+                assert proxied.requests[0].confirmed
             finally:
                 process.kill()
                 process.communicate()
-
-    @staticmethod
-    def sees(path: EtcdProxy, proxied: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
-        path.wait(lambda: proxied.requests, "a watch", seconds=SECONDS)
-        assert [request.label() for request in proxied.requests] == ["Watch(/t/w)"]
-        direct.put("/t/w", b"first")
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        direct.put("/t/w", b"second")
-        assert process.stdout.readline()
-        assert proxied.requests[0].confirmed
 
     def test_a_watch_is_confirmed_when_etcd_says_so(self) -> None:
         with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
@@ -230,222 +242,178 @@ class TestSeen:
         assert sockets[0] is sockets[1]
         assert methods(proxied) == ["Watch", "Watch"]
 
-    def test_clients_are_distinguished(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        first, second = path.client("first"), path.client("second")
-        through(first).put("/t/1", b"")
-        through(second).get("/t/1")
-        assert [str(request) for request in path.requests] == [
-            "first 1: Put(/t/1), answered",
-            "second 1: Range(/t/1), answered",
-        ]
-        assert "first 1: Put(/t/1), answered" in path.describe()
-
-    def test_a_request_that_is_not_of_etcd(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        proxied = path.client("v")
-        with urllib.request.urlopen(f"{proxied.endpoint}/version") as answer:
+    def test_clients_are_distinguished_and_requests_that_are_not_of_etcd_are_seen(self, scene: Scene) -> None:
+        first, second = scene.path.client("first"), scene.path.client("second")
+        assert scene.path.describe() == "the etcd proxy saw no request"
+        scene.through(first).put("/t/1", b"")
+        scene.through(second).get("/t/1")
+        with urllib.request.urlopen(f"{second.endpoint}/version") as answer:
             assert b"etcdserver" in answer.read()
-        assert methods(proxied) == ["GET /version"]
+        lines = [
+            "first 1: Put(/t/1), answered", "second 1: Range(/t/1), answered", "second 2: GET /version(), answered",
+        ]  # fmt: skip
+        assert [str(request) for request in scene.path.requests] == lines
+        with pytest.raises(ProxyError) as caught:
+            scene.path.wait(lambda: False, "nothing", seconds=0.1)
+        assert str(caught.value).splitlines() == [
+            "waited 0.1 s for nothing", "the last requests through the etcd proxy:", *lines,
+        ]  # fmt: skip
+        for _ in range(8):
+            scene.through(second).get("/t/1")
+        last = [f"second {number}: Range(/t/1), answered" for number in range(3, 11)]
+        assert scene.path.describe().splitlines()[1:] == [lines[0], *last], "the last eight of each"
+
+
+def put_by_gateway(proxied: ProxyClient) -> subprocess.Popen[bytes]:
+    """Put the key ``/t/k`` in a process of its own."""
+    code = f"import urllib.request as u; u.urlopen('{proxied.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def put_by_grpc(proxied: ProxyClient) -> subprocess.Popen[bytes]:
+    """Put the key ``/t/k`` in a process of its own."""
+    program = str(Path(etcd_binary()).with_name("etcdctl"))
+    return subprocess.Popen([program, f"--endpoints={proxied.endpoint}", "put", "/t/k", "1"])
 
 
 class TestHeld:
-    def test_held_requests_are_released_in_another_order(
-        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
-    ) -> None:
-        proxies = [path.client("a"), path.client("b")]
-        for proxied in proxies:
-            proxied.hold(is_write)
+    def test_held_requests_are_released_in_another_order(self, scene: Scene) -> None:
+        proxies = [scene.path.client("a"), scene.path.client("b")]
         threads = []
         for proxied in proxies:
-            client = through(proxied)
+            proxied.hold(is_write)
+            client = scene.through(proxied)
             assert client.get("/t/k") is None  # reads pass
             threads.append(started(partial(client.put, "/t/k", proxied.name.encode())))
-        path.wait(lambda: all(proxied.held for proxied in proxies), "both to write", seconds=SECONDS)
-        assert direct.get("/t/k") is None
-        [first], [second] = proxies[0].held, proxies[1].held
+        first, second = map(scene.held, proxies)
+        assert scene.direct.get("/t/k") is None
         for proxied, request in ((proxies[1], second), (proxies[0], first)):
             proxied.release(request)
-            comes_to(path, request, State.ANSWERED)
-        assert direct.get("/t/k") == b"a"
+            scene.comes_to(request, State.ANSWERED)
+        assert scene.direct.get("/t/k") == b"a"
         for thread in threads:
             thread.join(SECONDS)
         with pytest.raises(ProxyError, match="a 2: Put"):
             proxies[0].release(first)
 
-    def test_a_held_grpc_request_is_released(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        proxied = path.client("c")
+    def test_a_held_grpc_request_is_released(self, scene: Scene) -> None:
+        proxied = scene.path.client("c")
         proxied.hold()
-        thread = started(lambda: etcdctl(proxied, "put", "/t/h", "1"))
-        path.wait(lambda: proxied.held, "the put", seconds=SECONDS)
-        assert direct.get("/t/h") is None
+        process = put_by_grpc(proxied)
+        scene.held(proxied)
+        assert scene.direct.get("/t/k") is None
         proxied.release()
-        thread.join(SECONDS)
-        assert direct.get("/t/h") == b"1"
-        assert etcdctl(proxied, "get", "/t/h").stdout == "/t/h\n1\n"
+        assert process.wait(SECONDS) == 0
+        assert etcdctl(proxied, "get", "/t/k").stdout == "/t/k\n1\n"
 
-    def test_a_dropped_request_never_arrives(
-        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
-    ) -> None:
-        proxied = path.client("d")
+    @pytest.mark.parametrize("end", ["drop", "cut"])
+    def test_a_held_request_that_is_dropped_or_cut_off_never_arrives(self, scene: Scene, end: str) -> None:
+        proxied = scene.path.client("d")
         proxied.hold()
-        errors: list[EtcdError] = []
+        failing = Failing(lambda: scene.through(proxied).create("/t/d", b"1"))
+        request = scene.held(proxied)
+        if end == "drop":
+            proxied.drop(request)
+        else:
+            proxied.cut()
+        assert failing.cause() == "closed"
+        assert (request.state, request.sent, proxied.held) == (State.DROPPED, 0, ())
+        assert not proxied.release_if_held(request)
+        assert scene.direct.get("/t/d") is None
 
-        def create() -> None:
-            try:
-                through(proxied).create("/t/d", b"1")
-            except EtcdError as error:
-                errors.append(error)
+    @pytest.mark.parametrize("put", [put_by_gateway, put_by_grpc])
+    def test_a_held_request_of_a_killed_client_never_arrives(
+        self, scene: Scene, put: Callable[[ProxyClient], subprocess.Popen[bytes]]
+    ) -> None:
+        proxied = scene.path.client("k")
+        proxied.hold()
+        process = put(proxied)
+        request = scene.held(proxied)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        scene.comes_to(request, State.DROPPED)
+        assert proxied.held == ()
+        assert scene.direct.get("/t/k") is None
 
-        thread = started(create)
-        [request] = path.wait(lambda: proxied.held, "the create", seconds=SECONDS)
-        proxied.drop(request)
-        thread.join(SECONDS)
-        assert errors[0].cause == "closed"
-        assert request.state is State.DROPPED
-        assert direct.get("/t/d") is None
-
-    def test_a_held_request_of_a_killed_client_never_arrives(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        for start in (self.by_gateway, self.by_grpc):
-            proxied = path.client("k")
-            proxied.hold()
-            process = start(proxied)
-            [request] = first_held(path, proxied)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            comes_to(path, request, State.DROPPED)
-            assert proxied.held == ()
-        assert direct.get("/t/k") is None
-
-    @staticmethod
-    def by_gateway(proxied: ProxyClient) -> subprocess.Popen[bytes]:
-        code = f"import urllib.request as u; u.urlopen('{proxied.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
-        return subprocess.Popen([sys.executable, "-c", code])
-
-    @staticmethod
-    def by_grpc(proxied: ProxyClient) -> subprocess.Popen[bytes]:
-        program = str(Path(etcd_binary()).with_name("etcdctl"))
-        return subprocess.Popen([program, f"--endpoints={proxied.endpoint}", "put", "/t/k", "1"])
-
-    def test_a_delayed_request_times_out(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        proxied = path.client("s")
+    def test_a_delayed_request_times_out(self, scene: Scene) -> None:
+        proxied = scene.path.client("s")
         proxied.delay(10, is_write)
-        client = through(proxied)
+        client = scene.through(proxied)
         assert client.get("/t/s") is None
         with pytest.raises(EtcdError, match="timeout"):
-            through(proxied, timeout=0.3).put("/t/s", b"")
+            scene.through(proxied, timeout=0.3).put("/t/s", b"")
         proxied.delay(0)
         client.put("/t/s", b"")
 
 
 class TestLost:
-    def test_the_answer_of_a_gateway_request_is_lost(
-        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
-    ) -> None:
-        proxied = path.client("l")
+    def test_the_answer_of_a_gateway_request(self, scene: Scene) -> None:
+        proxied = scene.path.client("l")
         proxied.lose_answer(is_write, nth=2)
-        client = through(proxied)
+        client = scene.through(proxied)
         client.put("/t/1", b"")
         client.get("/t/1")
-        with pytest.raises(EtcdError) as caught:
-            client.create("/t/2", b"")
-        assert caught.value.cause == "closed"
+        assert Failing(lambda: client.create("/t/2", b"")).cause() == "closed"
         assert [request.state for request in proxied.requests] == [State.ANSWERED, State.ANSWERED, State.ANSWER_LOST]
-        assert direct.get("/t/2") == b"", "the write was applied"
+        assert scene.direct.get("/t/2") == b"", "the write was applied"
         assert not client.create("/t/2", b""), "the next one finds it, over a new connection"
 
-    def test_the_answer_of_a_grpc_request_is_lost(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        proxied = path.client("l")
+    def test_the_answer_of_a_grpc_request(self, scene: Scene) -> None:
+        proxied = scene.path.client("l")
         proxied.lose_answer()
-        done = etcdctl(proxied, "put", "/t/g", "1", "--command-timeout=5s")
-        assert done.returncode != 0
+        assert etcdctl(proxied, "put", "/t/g", "1", "--command-timeout=5s").returncode != 0
         assert proxied.requests[0].state is State.ANSWER_LOST
-        assert direct.get("/t/g") == b"1"
+        assert scene.direct.get("/t/g") == b"1"
 
-    def test_a_request_is_lost(self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
-        proxied = path.client("r")
+    def test_a_request(self, scene: Scene) -> None:
+        proxied = scene.path.client("r")
         proxied.lose_request()
-        with pytest.raises(EtcdError):
-            through(proxied).create("/t/r", b"")
+        assert Failing(lambda: scene.through(proxied).create("/t/r", b"")).cause() == "closed"
         assert proxied.requests[0].state is State.DROPPED
-        assert direct.get("/t/r") is None
+        assert scene.direct.get("/t/r") is None
 
 
 class TestCut:
-    def test_a_cut_client_is_refused_until_restored(
-        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
-    ) -> None:
-        proxied, other = path.client("cut"), path.client("whole")
-        client, spared = through(proxied), through(other)
+    def test_a_cut_client_is_refused_until_restored(self, scene: Scene) -> None:
+        proxied, other = scene.path.client("cut"), scene.path.client("whole")
+        client, spared = scene.through(proxied), scene.through(other)
         client.put("/t/c", b"1")
         endpoint = proxied.endpoint
         for _ in range(20):
             proxied.cut()
-            assert proxied.is_cut
-            assert proxied.connections == 0
+            assert (proxied.is_cut, proxied.connections) == (True, 0)
             with pytest.raises(EtcdError) as caught:
                 client.get("/t/c")
             assert caught.value.cause == "refused"
             spared.put("/t/c", b"2")
             proxied.restore()
             assert client.get("/t/c") == b"2"
-        assert proxied.endpoint == endpoint
+        assert (proxied.endpoint, proxied.is_cut) == (endpoint, False)
 
-    def test_a_cut_drops_a_held_request(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        proxied = path.client("cut")
-        proxied.hold()
-        errors: list[EtcdError] = []
-
-        def put() -> None:
-            try:
-                through(proxied).put("/t/c", b"")
-            except EtcdError as error:
-                errors.append(error)
-
-        thread = started(put)
-        [request] = path.wait(lambda: proxied.held, "the put", seconds=SECONDS)
-        proxied.cut()
-        thread.join(SECONDS)
-        assert errors[0].cause == "closed"
-        assert request.state is State.DROPPED
-        assert request.sent == 0
-        assert not proxied.release_if_held(request)
-
-    def test_a_cut_leaves_a_forwarded_request_unanswered(self, through: Callable[..., EtcdClient]) -> None:
-        with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
-            proxied = path.client("f")
-            client = through(proxied)
+    @pytest.mark.parametrize("end", ["cut", "kill"])
+    def test_a_request_that_etcd_has_gets_no_answer_after_a_cut_or_the_death_of_etcd(self, end: str) -> None:
+        with running_etcd() as stopped, ExitStack() as stack:
+            scene = Scene(stopped, stack)
+            proxied = scene.path.client("f")
+            client = scene.through(proxied)
             client.put("/t/f", b"")
-            errors: list[EtcdError] = []
-
-            def put() -> None:
-                try:
-                    client.put("/t/f", b"")
-                except EtcdError as error:
-                    errors.append(error)
-
             os.kill(stopped.pid, signal.SIGSTOP)
-            try:
-                thread = started(put)
-                path.wait(lambda: len(proxied.requests) == 2, "the second put", seconds=SECONDS)
-                first, second = proxied.requests
-                assert (first.state, second.state) == (State.ANSWERED, State.SENT)
+            failing = Failing(lambda: client.put("/t/f", b""))
+            scene.wait(lambda: len(proxied.requests) == 2, "the second put")
+            first, second = proxied.requests
+            assert (first.state, second.state) == (State.ANSWERED, State.SENT)
+            if end == "cut":
                 proxied.cut()
-                thread.join(SECONDS)
-                assert second.state is State.UNANSWERED
-                assert 0 < first.sent < second.sent
-            finally:
+            else:
+                os.kill(stopped.pid, signal.SIGKILL)
+            assert failing.cause() == "closed"
+            assert second.state is State.UNANSWERED
+            assert 0 < first.sent < second.sent
+            scene.wait(lambda: proxied.connections == 0, "the connections to end")
+            if end == "cut":
                 os.kill(stopped.pid, signal.SIGCONT)
-            assert errors
-
-    def test_a_dying_etcd_ends_all_connections(self, through: Callable[..., EtcdClient]) -> None:
-        with running_etcd() as dying, EtcdProxy(dying.url) as path:
-            proxied = path.client("d")
-            client = through(proxied)
-            client.put("/t/c", b"")
-            os.kill(dying.pid, signal.SIGKILL)
-            path.wait(lambda: proxied.connections == 0, "the connections to end", seconds=SECONDS)
-            with pytest.raises(EtcdError) as caught:
-                client.get("/t/c")
-            assert caught.value.cause == "closed"
+            else:
+                assert Failing(lambda: client.get("/t/f")).cause() == "closed"
 
 
 class TestPath:
@@ -462,18 +430,8 @@ class TestPath:
             path.client()
         path.close()
 
-    def test_a_wait_that_times_out_names_the_requests(
-        self, path: EtcdProxy, through: Callable[..., EtcdClient]
-    ) -> None:
-        through(path.client("a")).put("/t/a", b"")
-        with pytest.raises(ProxyError) as caught:
-            path.wait(lambda: False, "nothing", seconds=0.1)
-        lines = str(caught.value).splitlines()
-        assert lines[0] == "waited 0.1 s for nothing"
-        assert lines[2:] == ["a 1: Put(/t/a), answered"]
-
-    def test_a_client_that_breaks_the_protocol_is_cut_off(self, path: EtcdProxy) -> None:
-        proxied = path.client()
+    def test_a_client_that_breaks_the_protocol_is_cut_off(self, scene: Scene) -> None:
+        proxied = scene.path.client()
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
         for wild in (b"\0\r\n\r\n", preface + b"\0" * 9):
             with socket.create_connection(("127.0.0.1", int(proxied.endpoint.rsplit(":", 1)[1]))) as connection:
@@ -484,17 +442,15 @@ class TestPath:
         assert len(proxied.broken) == 2
         assert proxied.broken[0].startswith("illegal request line")
 
-    def test_an_error_of_the_proxy_is_reported(
-        self, etcd: Etcd, through: Callable[..., EtcdClient], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_error_of_the_proxy_is_reported(self, etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(method: str, body: bytes) -> tuple[Access, ...]:
             raise RuntimeError("made by a test")
 
         monkeypatch.setattr("pytest_nixl.etcd.proxy.connection.gateway_accesses", fail)
-        path = EtcdProxy(etcd.url)
-        with pytest.raises(ProxyError, match=r"127.0.0.1:\d+ failed: RuntimeError\('made by a test"):
-            with path, pytest.raises(EtcdError):
-                through(path.client()).put("/t/x", b"")
+        reason = r"the proxy to etcd at 127\.0\.0\.1:\d+ failed: RuntimeError\('made by a test'\)"
+        with pytest.raises(ProxyError, match=reason), EtcdProxy(etcd.url) as path:
+            with connect(parse_endpoints(path.client().endpoint)) as client, pytest.raises(EtcdError):
+                client.put("/t/x", b"")
 
     def test_a_thread_that_waits_is_woken_by_an_error_of_the_proxy(self, etcd: Etcd) -> None:
         began = time.monotonic()
@@ -513,8 +469,9 @@ class TestPath:
 
 
 @pytest.mark.long
-def test_nixl_agents_work_through_the_proxy(path: EtcdProxy, direct: EtcdClient, agents: Agents) -> None:
+def test_nixl_agents_work_through_the_proxy(scene: Scene, agents: Agents) -> None:
     """Two real agents find each other through the proxy by gRPC; after a cut, etcd gets nothing from one of them."""
+    path, direct = scene.path, scene.direct
     first, second = path.client("publisher"), path.client("finder")
     environments = [
         {"NIXL_ETCD_ENDPOINTS": proxied.endpoint, "NIXL_ETCD_NAMESPACE": "/t"} for proxied in (first, second)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.etcd.client import _count
 from pytest_nixl.etcd.transaction import (
     KeyValue,
     Part,
@@ -58,15 +57,6 @@ def test_each_condition_compares_the_field_that_it_names(
 ) -> None:
     target, result = compared
     assert condition == {"key": code("/p/"), "target": target, "result": result, **operand}
-
-
-def test_a_count_is_believed_only_with_the_revision_of_an_etcd() -> None:
-    assert _count({"header": {"revision": "9"}, "count": "3"}, "count") == 3
-    assert _count({"header": {"revision": "9"}}, "count") == 0
-    with pytest.raises(KeyError):
-        _count({"count": "3"}, "count")
-    with pytest.raises(KeyError):
-        _count({"header": {}, "count": "3"}, "count")
 
 
 def test_a_number_is_written_as_text_or_left_out_by_the_gateway() -> None:

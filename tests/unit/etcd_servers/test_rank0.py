@@ -4,23 +4,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
 import socket
 import ssl
 import stat
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import requests
 from cryptography import x509
-from helpers.etcd import environment, separate_supervisor
-from helpers.needs import need_programs
+from helpers.cli_run import eventually
+from helpers.etcd import separate_supervisor
+from helpers.namespaces import one_host, require_tools
 
 from pytest_nixl.cluster.etcd import find_etcd
 from pytest_nixl.cluster.placement import LauncherPlacement
@@ -35,6 +39,7 @@ from pytest_nixl.etcd_servers.rank0 import (
     ListenAddress,
     credentials,
     own_address,
+    refusals,
     serve_etcd,
     wait_for_etcd,
 )
@@ -64,31 +69,20 @@ def serve(own_client: SupervisorClient) -> Iterator[Serve]:
         yield start
 
 
-@pytest.fixture
-def token_server(serve: Serve) -> EmbeddedServer:
-    """An etcd of a group with a token."""
-    return serve(TOKEN)
-
-
-@pytest.fixture
-def other_certificates(tmp_path: Path) -> tuple[str, str]:
-    """Certificate and key of a rank of another group."""
-    other = credentials("another", tmp_path)
-    return other["cert"], other["key"]
-
-
 class TestListen:
     @pytest.mark.parametrize(
-        ("text", "expected"),
+        ("text", "expected", "everywhere"),
         [
-            ("0.0.0.0:23790", ListenAddress("0.0.0.0", 23790)),
-            (" 10.0.0.5:2379 ", ListenAddress("10.0.0.5", 2379)),
-            (":2379", ListenAddress("0.0.0.0", 2379)),
-            ("node-a.cluster:65535", ListenAddress("node-a.cluster", 65535)),
+            ("0.0.0.0:23790", ListenAddress("0.0.0.0", 23790), True),
+            (" 10.0.0.5:2379 ", ListenAddress("10.0.0.5", 2379), False),
+            (":1", ListenAddress("0.0.0.0", 1), True),
+            ("node-a.cluster:65535", ListenAddress("node-a.cluster", 65535), False),
         ],
     )
-    def test_an_address_or_name_with_a_port_is_read(self, text: str, expected: ListenAddress) -> None:
-        assert ListenAddress.parse(text) == expected
+    def test_an_address_or_name_with_a_port_is_read(self, text: str, expected: ListenAddress, everywhere: bool) -> None:
+        listen = ListenAddress.parse(text)
+        assert (listen, listen.everywhere) == (expected, everywhere)
+        assert listen.endpoint_at("node-a") == f"http://node-a:{expected.port}"
 
     @pytest.mark.parametrize(
         ("text", "fault"),
@@ -110,18 +104,32 @@ class TestListen:
             ListenAddress.parse(text)
         assert str(caught.value) == f"{fault}: expected ADDR:PORT, such as 0.0.0.0:23790"
 
-    def test_endpoint_url_on_the_host_of_rank_0(self) -> None:
-        assert ListenAddress.parse(":12379").endpoint_at("node-a") == "http://node-a:12379"
-
-    def test_the_certificate_is_that_of_the_token(self, tmp_path: Path) -> None:
+    def test_the_certificate_is_that_of_the_token_and_private(self, tmp_path: Path) -> None:
         texts = []
         for folder, token in (("a", TOKEN), ("b", TOKEN), ("c", f"{TOKEN}x")):
             (tmp_path / folder).mkdir()
             paths = credentials(token, tmp_path / folder)
+            assert paths["cacert"] == paths["cert"]
+            assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / folder).iterdir()} == {0o600}
             texts.append([Path(paths["cert"]).read_text(), Path(paths["key"]).read_text()])
         assert texts[0] == texts[1]
         assert not set(texts[0]) & set(texts[2])
         assert credentials("", tmp_path) == {}
+
+    def test_a_token_needs_the_package_that_makes_certificates(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def load(_: object) -> None:
+            raise ImportError("no cryptography\nat all")
+
+        monkeypatch.setattr(module, "load", load)
+        with pytest.raises(NixlPluginError) as caught:
+            credentials(TOKEN, tmp_path)
+        assert caught.value.reason == (
+            "--nixl-etcd-listen with a group token needs certificates, and the package cryptography cannot be "
+            "imported: no cryptography"
+        )
+        assert caught.value.remedy == ("on every rank run `pip install cryptography`, or give --nixl-etcd URL instead")
 
     def test_the_strictest_reader_accepts_the_certificate(self, tmp_path: Path) -> None:
         files = credentials(TOKEN, tmp_path)
@@ -148,57 +156,22 @@ class TestListen:
 
 
 class TestServe:
-    def test_without_a_token_any_client_may_use_it(self, serve: Serve, own_client: SupervisorClient) -> None:
-        (port,) = free_ports(1)
-        server = serve(port=port)
-        assert server.endpoint == f"http://127.0.0.1:{port}"
-        assert server.describe().endswith(f"at http://127.0.0.1:{port}")
-        with connect(parse_endpoints(server.endpoint)) as client:
-            client.put("/x", b"1")
-        with server.client() as client:
-            assert client.get("/x") == b"1"
-        server.discard()
+    def test_without_a_token_any_client_may_use_it(self, own_client: SupervisorClient) -> None:
+        [port] = free_ports(1)
+        server = serve_etcd(own_client, ListenAddress("localhost", port))
+        try:
+            wait_for_etcd(server.endpoint, 60, {})
+            assert server.endpoint == f"http://localhost:{port}"
+            assert server.describe().endswith(f"at http://localhost:{port}")
+            with connect(parse_endpoints(server.endpoint)) as client:
+                client.put("/x", b"1")
+            with server.client() as client:
+                assert client.get("/x") == b"1"
+        finally:
+            server.discard()
         assert not list(own_client.directory.glob(f"{server.name}*"))
 
-    def test_with_a_token_only_the_ranks_may_use_it(self, serve: Serve, tmp_path: Path) -> None:
-        server = serve(TOKEN)
-        with server.client() as client:
-            client.put("/x", b"1")
-        with connect(parse_endpoints(server.endpoint), **credentials(TOKEN, tmp_path)) as client:
-            assert client.get("/x") == b"1"
-        with connect(parse_endpoints(server.endpoint), **credentials("another", tmp_path)) as client:
-            with pytest.raises(EtcdError) as caught:
-                client.put("/x", b"2")
-        assert caught.value.cause == "untrusted"
-
-    @pytest.mark.parametrize(
-        "path",
-        ["/v3/maintenance/alarm", "/v3/kv/compaction", "/v3/lease/grant", "/v3/lease/leases", "/v3/cluster/member/list",
-         "/v3/kv/range", "/v3/auth/authenticate", "/metrics", "/debug/vars", "/health", "/version"],
-    )  # fmt: skip
-    def test_a_stranger_gets_no_answer_to_anything(
-        self, token_server: EmbeddedServer, path: str, other_certificates: tuple[str, str]
-    ) -> None:
-        body = {"action": "ACTIVATE", "alarm": "NOSPACE", "TTL": 60, "revision": 1, "key": "eA==", "name": "root"}
-        for scheme in ("http", "https"):
-            for certificate in (None, other_certificates):
-                url = f"{scheme}://127.0.0.1:{token_server.client_port}{path}"
-                verb = "post" if path.startswith("/v3/") else "get"
-                status = 0
-                with contextlib.suppress(requests.ConnectionError):
-                    answer = requests.request(verb, url, json=body, cert=certificate, verify=False, timeout=60)
-                    status = answer.status_code
-                assert status in (0, 400), f"{url}: {status}"
-        with token_server.client() as client:
-            assert client.maintenance.alarms() == ()
-
-    def test_the_files_of_the_certificates_are_private(self, own_client: SupervisorClient) -> None:
-        credentials(TOKEN, own_client.directory)
-        files = list(own_client.directory.glob("*.pem"))
-        assert files
-        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-
-    def test_only_the_ranks_may_use_it_after_a_restart(self, serve: Serve) -> None:
+    def test_with_a_token_only_the_ranks_may_use_it_also_after_a_restart(self, serve: Serve, tmp_path: Path) -> None:
         server = serve(TOKEN)
         endpoint = server.endpoint
         with server.client() as client:
@@ -207,9 +180,34 @@ class TestServe:
             server.restart()
             assert client.get("/x") == b"1"
         assert server.endpoint == endpoint
+        with connect(parse_endpoints(endpoint), **credentials(TOKEN, tmp_path)) as client:
+            assert client.get("/x") == b"1"
+        with connect(parse_endpoints(endpoint), **credentials("another", tmp_path)) as client:
+            with pytest.raises(EtcdError) as caught:
+                client.put("/x", b"2")
+        assert caught.value.cause == "untrusted"
         with pytest.raises(EtcdError) as caught:
             wait_for_etcd(endpoint.replace("https", "http"), 60, {})
         assert caught.value.cause == "tls-server"
+
+    def test_a_stranger_gets_no_answer_to_anything(self, serve: Serve, tmp_path: Path) -> None:
+        server, other = serve(TOKEN), credentials("another", tmp_path)
+        body = {"action": "ACTIVATE", "alarm": "NOSPACE", "TTL": 60, "revision": 1, "key": "eA==", "name": "root"}
+        paths = (
+            "/v3/maintenance/alarm", "/v3/kv/compaction", "/v3/lease/grant", "/v3/lease/leases",
+            "/v3/cluster/member/list", "/v3/kv/range", "/v3/auth/authenticate", "/metrics", "/debug/vars", "/health",
+            "/version",
+        )  # fmt: skip
+        for path, scheme, certificate in product(paths, ("http", "https"), (None, (other["cert"], other["key"]))):
+            url = f"{scheme}://127.0.0.1:{server.client_port}{path}"
+            verb = "post" if path.startswith("/v3/") else "get"
+            status = 0
+            with contextlib.suppress(requests.ConnectionError):
+                answer = requests.request(verb, url, json=body, cert=certificate, verify=False, timeout=60)
+                status = answer.status_code
+            assert status in (0, 400), f"{url}: {status}"
+        with server.client() as client:
+            assert client.maintenance.alarms() == ()
 
     def test_no_request_is_answered_without_a_certificate_while_it_starts(self, serve: Serve) -> None:
         """From before its start until it is ready, requests to its address are refused or not answered."""
@@ -241,18 +239,44 @@ class TestServe:
                 stranger.join()
         assert answers <= {400}, answers
 
-    def test_a_port_in_use_is_reported_with_the_option(self, own_client: SupervisorClient) -> None:
+    def test_an_address_that_cannot_be_used_is_refused_with_the_option(
+        self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other_port = (
+            "give every rank another port; if that process is an etcd for this group, give --nixl-etcd URL instead"
+        )
+        address = "give an address of rank 0's host and a free port above 1023; 0.0.0.0:PORT stands for all addresses"
+        monkeypatch.setattr(socket, "gethostbyname", partial(_resolve, socket.gethostbyname))
         with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-            for host in ("127.0.0.1", "0.0.0.0"):
+            taken = other.getsockname()[1]
+            for host, port, reason, remedy in (
+                ("127.0.0.1", taken, "another process uses the port", other_port),
+                ("0.0.0.0", taken, "another process uses the port", other_port),
+                ("192.0.2.7", 12379, "192.0.2.7 is not an address of this host", address),
+                ("of-another", 12379, "of-another (192.0.2.7) is not an address of this host", address),
+                *((name, 12379, f"the name {name!r} does not resolve to an IPv4 address", address)
+                  for name in ("no-such-host.invalid", "x" * 70)),
+            ):  # fmt: skip
                 with pytest.raises(EtcdError) as caught:
                     serve_etcd(own_client, ListenAddress(host, port))
-                assert caught.value.cause == "listen"
-                assert caught.value.reason == f"--nixl-etcd-listen={host}:{port}: another process uses the port"
-                assert "another port" in caught.value.remedy
+                assert caught.value.reason == f"--nixl-etcd-listen={host}:{port}: {reason}"
+                assert (caught.value.remedy, caught.value.cause) == (remedy, "listen")
         assert not list(own_client.directory.glob("etcd-*"))
 
-    @pytest.mark.parametrize("tokens", [("", ""), (TOKEN, ""), ("", TOKEN), ("one", "other")])
+    def test_an_address_that_this_process_may_not_use_is_refused(
+        self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The socket is a double, because root may use any port."""
+
+        class Forbidden(socket.socket):
+            def bind(self, address: object) -> None:
+                raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(socket, "socket", Forbidden)
+        with pytest.raises(EtcdError, match=r"=127\.0\.0\.1:1: this process cannot listen there: Permission denied\n"):
+            serve_etcd(own_client, ListenAddress("127.0.0.1", 1))
+
+    @pytest.mark.parametrize("tokens", [("", ""), ("one", "other")])
     def test_a_port_that_another_etcd_takes_meanwhile_is_refused(
         self, serve: Serve, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
     ) -> None:
@@ -263,25 +287,6 @@ class TestServe:
             serve_etcd(own_client, ListenAddress("127.0.0.1", first.client_port), tokens[1])
         assert set(own_client.directory.glob("etcd-*")) == files
         assert first.death_reason() is None
-
-    def test_an_address_of_another_host_is_refused(self, own_client: SupervisorClient) -> None:
-        with pytest.raises(EtcdError) as caught:
-            serve_etcd(own_client, ListenAddress("192.0.2.7", 12379))
-        assert caught.value.reason == "--nixl-etcd-listen=192.0.2.7:12379: 192.0.2.7 is not an address of this host"
-        assert "0.0.0.0:PORT" in caught.value.remedy
-
-    def test_a_name_that_does_not_resolve_is_refused(self, own_client: SupervisorClient) -> None:
-        for name in ("no-such-host.invalid", "x" * 70):
-            with pytest.raises(EtcdError, match=f"the name '{name}' does not resolve to an IPv4 address"):
-                serve_etcd(own_client, ListenAddress(name, 12379))
-
-    def test_a_name_of_this_host_is_accepted(self, own_client: SupervisorClient) -> None:
-        server = serve_etcd(own_client, ListenAddress("localhost", free_ports(1)[0]))
-        try:
-            assert server.endpoint == f"http://localhost:{server.client_port}"
-            wait_for_etcd(server.endpoint, 60, {})
-        finally:
-            server.discard()
 
 
 class TestWait:
@@ -307,16 +312,22 @@ class TestWait:
         assert outcome == ["in"]
 
     def test_an_etcd_that_never_starts_is_reported_after_the_timeout(self) -> None:
-        (port,) = free_ports(1)
-        start = time.monotonic()
+        [port] = free_ports(1)
+        endpoint, start = f"http://127.0.0.1:{port}", time.monotonic()
         with pytest.raises(EtcdError) as caught:
-            wait_for_etcd(f"http://127.0.0.1:{port}", 0.5, {})
+            wait_for_etcd(endpoint, 0.5, {})
         assert time.monotonic() - start >= 0.5
-        for part in (f"http://127.0.0.1:{port} ", "within 0.5 s", "rank 0", "--nixl-etcd-listen"):
-            assert part in caught.value.reason
-        assert "--nixl-etcd http://HOST:PORT" in caught.value.remedy
-        assert caught.value.cause == "refused"
-        assert "connection refused" in caught.value.detail
+        error = caught.value
+        assert error.reason == (
+            f"no etcd answered at {endpoint} within 0.5 s: rank 0 serves it (--nixl-etcd-listen), and has not started "
+            "or cannot be reached there"
+        )
+        assert error.remedy == (
+            "check that rank 0 runs, read its output, and check that no firewall blocks that port; if rank 0 has "
+            "another address, name it with --nixl-etcd http://HOST:PORT"
+        )
+        assert (error.cause, error.endpoint) == ("refused", endpoint)
+        assert error.detail == f"the last attempt: etcd at {endpoint}: connection refused, nothing listens there"
 
     @pytest.mark.parametrize(
         ("theirs", "ours", "reason"),
@@ -357,107 +368,81 @@ class TestWait:
             assert caught.value.cause == "not-etcd"
             other.shutdown(socket.SHUT_RDWR)
 
-
-SERVER = """
-import sys
-from pytest_nixl.etcd_servers.rank0 import ListenAddress, serve_etcd
-from pytest_nixl.processes.supervisor import close_supervisor, supervisor
-
-server = serve_etcd(supervisor(), ListenAddress.parse(sys.argv[1]), sys.argv[2])
-print(server.endpoint, flush=True)
-sys.stdin.read()
-server.discard()
-close_supervisor()
-"""
-CLIENT = """
-import sys
-from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.rank0 import credentials, wait_for_etcd
-from pytest_nixl.processes.supervisor import supervisor
-
-url, token = sys.argv[1:]
-certificates = credentials(token, supervisor().directory)
-try:
-    wait_for_etcd(url, 80, certificates)
-    with connect(parse_endpoints(url), **certificates) as client:
-        client.put("/from", b"another host")
-        print(client.get("/from").decode())
-except EtcdError as error:
-    print(error.reason)
-"""
-HOLD = "ip link set lo up && echo up && exec sleep infinity"
-
-
-@contextmanager
-def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield command prefixes that run a command on 10.98.0.1 and on 10.98.0.2, two connected network namespaces."""
-    need_programs("ip", "nsenter", "setpriv", "unshare", root=True)
-    with ExitStack() as stack:
-        holders = []
-        for _ in range(2):
-            command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", HOLD]
-            holder = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            stack.callback(holder.kill)
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == "up\n"
-            holders.append(holder.pid)
-        cable = ["ip", "link", "add", "veth0", "netns", str(holders[0]), "type", "veth", "peer", "name", "veth0"]
-        subprocess.run([*cable, "netns", str(holders[1])], check=True)
-        prefixes = [["nsenter", f"--target={pid}", "--net"] for pid in holders]
-        for number, prefix in enumerate(prefixes, 1):
-            subprocess.run([*prefix, "ip", "address", "add", f"10.98.0.{number}/24", "dev", "veth0"], check=True)
-            subprocess.run([*prefix, "ip", "link", "set", "veth0", "up"], check=True)
-        yield prefixes[0], prefixes[1]
-
-
-@pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "with a token"])
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.98.0.1"])
-def test_another_host_can_use_it(host: str, token: str) -> None:
-    with two_hosts() as (first_host, other):
-
-        def ask(url: str, with_token: str) -> str:
-            command = [*other, sys.executable, "-c", CLIENT, url, with_token]
-            return subprocess.run(
-                command, env=environment(), capture_output=True, text=True, timeout=300, check=True
-            ).stdout
-
-        serving = subprocess.Popen(
-            [*first_host, sys.executable, "-c", SERVER, f"{host}:12379", token],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+    def test_a_rank_says_why_it_waits_and_how_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "MESSAGE_SECONDS", 0.05)
+        lines, url = list[str](), "http://no-such-host.invalid:2379"
+        with pytest.raises(EtcdError) as caught:
+            wait_for_etcd(url, 1, {}, waiting=lines.append)
+        last = f"etcd at {url}: the name 'no-such-host.invalid' does not resolve"
+        wait = f"waiting for the etcd that rank 0 serves at {url}; [01] s of 1 s; last attempt: {last}"
+        assert re.fullmatch(wait, lines[0])
+        assert caught.value.reason == (
+            f"the host in {url}, where rank 0 serves the etcd (--nixl-etcd-listen), did not resolve within 1 s"
         )
-        with serving:
-            assert serving.stdout is not None
-            url = serving.stdout.readline().strip()
-            scheme = "https" if token else "http"
-            assert url == f"{scheme}://10.98.0.1:12379", "no default route: the address of the only other interface"
-            assert ask(url, token) == "another host\n"
-            if token:
-                url = url.replace("https", "http")
-                assert ask(url, "") == f"etcd at {url}: rank 0 has a group token, and this rank has none\n"
-        assert serving.returncode == 0
+        assert caught.value.remedy == (
+            "set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host that resolves here, or give "
+            "--nixl-etcd http://HOST:PORT"
+        )
+        assert (caught.value.detail, caught.value.cause) == (f"the last attempt: {last}", "unresolved")
+
+    def test_rank_0_counts_the_connections_that_its_etcd_refused(self, serve: Serve, tmp_path: Path) -> None:
+        server = serve(TOKEN)
+        wait_for_etcd(server.endpoint, 60, credentials(TOKEN, tmp_path))
+        assert refusals(server) == 0
+        for count, wrong in enumerate(("another", "")):
+            endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
+            with pytest.raises(EtcdError, match="group token"):
+                wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
+            assert eventually(partial(_more_refusals, server, count))
+        server.discard()
+        assert refusals(server) == 0, "an etcd that is gone says nothing"
+
+
+def _more_refusals(server: EmbeddedServer, than: int) -> bool:
+    return refusals(server) > than
 
 
 def test_the_address_of_the_default_route_comes_first() -> None:
-    with two_hosts() as (first_host, _):
-        cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
-        more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
-        route = "ip route add default via 10.97.0.2"
-        script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
-        for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
-            subprocess.run([*first_host, "sh", "-c", setup], check=True)
-            asking = [*first_host, sys.executable, "-c", script]
-            answer = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=300, check=True)
-            assert answer.stdout == f"{expected}\n"
+    require_tools()
+    interface = "ip link add veth2 type veth peer name veth3 && ip link set veth2 up && ip link set veth3 up"
+    more = f"{interface} && ip address add 10.97.0.1/24 dev veth2"
+    script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
+    with one_host() as host:
+        for setup, expected in ((more, "10.99.0.1"), ("ip route add default via 10.97.0.2", "10.97.0.1")):
+            host.run("sh", "-c", setup)
+            assert host.run(sys.executable, "-c", script) == f"{expected}\n"
+
+
+def _resolve(really: Callable[[str], str], name: str) -> str:
+    return "192.0.2.7" if name == "of-another" else really(name)
 
 
 def test_this_host_can_listen_on_its_own_address() -> None:
     with socket.create_server((own_address(), 0)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("addresses", "address"),
+    [
+        ({"lo": ["127.0.0.1/8", "::1/128"], "eth0": ["fe80::1/64", "10.0.0.5/24"]}, "10.0.0.5"),
+        ({"eth0": ["10.0.0.5/24"], "eth1": ["10.0.1.5/24"]}, "10.0.0.5"),
+        ({"lo": ["127.0.0.1/8"]}, "127.0.0.1"),
+        ({}, "127.0.0.1"),
+    ],
+)
+def test_a_host_without_a_route_has_the_address_of_its_first_interface(
+    monkeypatch: pytest.MonkeyPatch, addresses: dict[str, list[str]], address: str
+) -> None:
+    """The socket is a double that has no route."""
+
+    class NoRoute(socket.socket):
+        def connect(self, address: object) -> None:
+            raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", NoRoute)
+    monkeypatch.setattr(module, "ask_addresses", lambda: addresses)
+    assert own_address() == address
 
 
 SLURM = LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,13 +23,16 @@ from hypothesis import strategies as st
 from pytest_nixl import cli
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import csv_text, metrics_text
 from pytest_nixl.report.github import workflow_commands
 from pytest_nixl.report.history import courses, lines, of_one_machine
 from pytest_nixl.report.page import page
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.store.record_reader import LARGEST, RecordedRun, parse_recorded
+from pytest_nixl.store.provenance import Provenance
+from pytest_nixl.store.record_reader import LARGEST, RECORD_FORM, RecordedRun, parse_recorded
 from pytest_nixl.store.store import Store, find_baseline
 
 DEEP = 100_000
@@ -51,63 +56,55 @@ def full(week: float = 0) -> dict[str, Any]:
     return document
 
 
-def bad_files(folder: Path) -> dict[str, str]:
-    """Create one bad file of each kind; return the expected message for each."""
-    text = json.dumps(full())
+TEXT = json.dumps(full())
+TOO_DEEP, TORN, NOT_UTF8 = "is JSON that is nested too deep: ", "is incomplete or not JSON (", "is not UTF-8: "
+#: The content of each kind of bad file, and what is said of it.
+BAD: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
+    "deep": ("[" * DEEP, TOO_DEEP),
+    "deep-closed": ("[" * DEEP + "]" * DEEP, TOO_DEEP),
+    "deep-object": ('{"a":' * DEEP + "1" + "}" * DEEP, TOO_DEEP),
+    "deep-inside": (TEXT.replace('"1000 Mb/s"', "[" * 900 + "]" * 900), "nested"),
+    "torn": (TEXT[:-100], TORN),
+    "empty": (" \n", "is empty: expected a file that the bandwidth suite wrote with --nixl-store, "),
+    "zeros": ("\0" * 1000, TORN),
+    "half": (TEXT.replace("image:1", "\\ud800"), NOT_UTF8),
+    "numbers": (TEXT.replace("2000000000.0", "1" + "0" * 400), "is not a record of a run ("),
+    "key": (TEXT.replace(KEY, "a/b"), "'a/b' is not a row key"),
+    "year": (TEXT.replace("2026-03-02", "0001-01-01").replace("+00:00", "+14:00"), "of a run (OverflowError: "),
+    "bytes": (b"\xff\x00\xfe" * 100, TORN),
+    "latin": (TEXT.replace("image:1", "image:\xe9").encode("latin-1"), NOT_UTF8),
+    "list": ("[1, 2]", "is not a record of a run (AttributeError: "),
+    "no-rows": ('{"datetime": "2026-01-01T00:00:00", "benchmarks": []}', "has no row of the bandwidth suite: "),
+    "huge": (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 100 * LARGEST), "has more than 64 MiB"),
+    "fifo": (os.mkfifo, "is a FIFO"),
+    "folder": (Path.mkdir, "is a directory"),
+    "dangling": (lambda path: path.symlink_to("nowhere"), "cannot be read (No such file or directory)"),
+    "circle": (lambda path: path.symlink_to(path.name), "cannot be read (Too many levels of symbolic links)"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is a device"),
+}
+
+
+def bad_files(folder: Path) -> None:
+    """Create one bad file of each kind."""
     folder.mkdir(exist_ok=True)
-    for name, data in {
-        "deep.json": "[" * DEEP,
-        "deep-closed.json": "[" * DEEP + "]" * DEEP,
-        "deep-object.json": '{"a":' * DEEP + "1" + "}" * DEEP,
-        "deep-inside.json": text.replace('"1000 Mb/s"', "[" * 900 + "]" * 900),
-        "torn.json": text[:-100],
-        "zeros.json": "\0" * 1000,
-        "half.json": text.replace("image:1", "\\ud800"),
-        "numbers.json": text.replace("2000000000.0", "1" + "0" * 400),
-        "key.json": text.replace(KEY, "a/b"),
-        "year.json": text.replace("2026-03-02", "0001-01-01").replace("+00:00", "+14:00"),
-    }.items():
-        (folder / name).write_text(data)
-    (folder / "bytes.json").write_bytes(b"\xff\x00\xfe" * 100)
-    (folder / "latin.json").write_bytes(text.replace("image:1", "image:\xe9").encode("latin-1"))
-    with (folder / "huge.json").open("wb") as file:
-        file.truncate(100 * LARGEST)
-    os.mkfifo(folder / "fifo.json")
-    (folder / "folder.json").mkdir()
-    (folder / "dangling.json").symlink_to("nowhere")
-    (folder / "circle.json").symlink_to("circle.json")
-    (folder / "device.json").symlink_to("/dev/zero")
-    return {
-        "deep.json": "is JSON that is nested too deep",
-        "deep-closed.json": "is JSON that is nested too deep",
-        "deep-object.json": "is JSON that is nested too deep",
-        "deep-inside.json": "nested",
-        "torn.json": "is incomplete or not JSON",
-        "zeros.json": "is incomplete or not JSON",
-        "half.json": "is not UTF-8",
-        "numbers.json": "is not a record of a run (",
-        "key.json": "'a/b' is not a row key",
-        "year.json": "is not a record of a run (OverflowError",
-        "bytes.json": "is incomplete or not JSON",
-        "latin.json": "is not UTF-8",
-        "huge.json": "has more than 64 MiB",
-        "fifo.json": "is a FIFO",
-        "folder.json": "is a directory",
-        "dangling.json": "cannot be read (No such file or directory)",
-        "circle.json": "cannot be read (Too many levels of symbolic links)",
-        "device.json": "is a device",
-    }
+    for name, (content, _) in BAD.items():
+        path = folder / f"{name}.json"
+        if callable(content):
+            content(path)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def test_each_bad_file_is_reported_and_left_out(tmp_path: Path) -> None:
-    reasons = bad_files(tmp_path)
+    bad_files(tmp_path)
     good = write(tmp_path / "good.json", full())
+    (tmp_path / "readme.txt").write_text("not looked at")
+    names = sorted(BAD, key="{}.json".format)
     for runs, skipped in (Store(tmp_path).runs(), Store(tmp_path).summaries()):
         assert [run.source for run in runs] == [str(good)]
-        assert len(skipped) == len(reasons)
-        for name, reason in reasons.items():
-            [sentence] = [line for line in skipped if line.startswith(f"skipped: {tmp_path / name} ")]
-            assert reason in sentence
+        assert [sentence.split()[1] for sentence in skipped] == [f"{tmp_path}/{name}.json" for name in names]
+        for sentence, name in zip(skipped, names, strict=True):
+            assert BAD[name][1] in sentence
             assert "\n" not in sentence
             assert len(sentence) < 800
 
@@ -139,36 +136,28 @@ def test_history_and_report_leave_out_bad_files_and_report_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
-    reasons = bad_files(store)
+    bad_files(store)
     for week in range(3):
         write(store / f"good-{week}.json", full(week))
-    assert cli.main(["history", str(store)]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert "\n3 runs from 2026-03-02" in out
-    assert all(f"skipped: {store / name} " in out for name in reasons)
-    row = "UCX WRITE DRAM:DRAM of 64KiB"  # as the terminal names it
-    assert cli.main(["history", str(store), "--row", row]) == 0
-    assert f"{KEY}: 3 runs" in capsys.readouterr().out
-    assert cli.main(["history", str(store / "good-0.json")]) == 2
-    assert "good-0.json is a file: give the directory of --nixl-store" in capsys.readouterr().err
     outputs = [str(tmp_path / name) for name in ("a.html", "a.csv", "a.prom")]
-    assert cli.main(["report", str(store), *outputs, "--baseline", "image:1"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert all(f"skipped: {store / name} " in out for name in reasons)
+    row = "UCX WRITE DRAM:DRAM of 64KiB"  # as the terminal names it
+    for arguments, line in (
+        (["history", str(store)], "\n3 runs from 2026-03-02"),
+        (["history", str(store), "--row", row], f"{KEY}: 3 runs"),
+        (["report", str(store), *outputs, "--baseline", "image:1"], ""),
+    ):
+        assert cli.main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert (err, line in out) == ("", True)
+        assert all(f"skipped: {store / name}.json " in out for name in BAD)
     assert all(Path(path).stat().st_size for path in outputs)
-
-
-@pytest.mark.parametrize("name", ["deep.json", "fifo.json", "huge.json"])
-def test_a_single_bad_file_is_refused_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    reasons = bad_files(tmp_path)
-    assert cli.main(["report", str(tmp_path / name), str(tmp_path / "a.html")]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert reasons[name] in err
+    for arguments, reason in (
+        (["history", str(store / "good-0.json")], "good-0.json is a file: give the directory of --nixl-store"),
+        (["report", str(store / "deep.json"), str(tmp_path / "b.html")], BAD["deep"][1]),
+    ):
+        assert cli.main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n"), reason in err) == ("", 1, True)
 
 
 FIGURES = {"floor": 1e6, "ceiling": 2e12, "p50_us": 10.0, "p90_us": 20.0, "p99_us": 30.0, "p99.9_us": 40.0,
@@ -190,14 +179,96 @@ def test_a_record_is_read_with_the_units_of_its_values_and_its_time_in_utc(when:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FIGURES)
-@pytest.mark.parametrize("bad", [-1.0, float("inf")])
-def test_a_figure_that_is_not_a_number_from_zero_on_is_refused(name: str, bad: float) -> None:
-    value: object = {"others_cores": [0.1, bad], "gpu_waits_us": [bad, 1.0], "steps_us": {"post": 1.0, "x": bad}}.get(
-        name, bad
-    )
-    with pytest.raises(ValueError, match="that is not a number from zero on"):
-        parse_recorded(record("image:1", {KEY: [1.0, 3.0]}, extra={**FIGURES, name: value}), "x.json")
+def test_a_record_of_pytest_benchmark_alone_has_one_launch() -> None:
+    data = record("image:1", {KEY: [1.5]})
+    del data["nixl"], data["benchmarks"][0]["extra_info"]["launches"]
+    data["benchmarks"][0]["extra_info"] |= {"initiator_nixl": "1.4.0", "initiator_host": "here", "target_nixl": "1"}
+    data["benchmarks"].append({"name": "another plugin's"})
+    run = parse_recorded(data, "a/old.json")
+    assert run.rows[ROW].values == (1.5e9,)
+    assert run.provenance == Provenance(versions={"nixl": "1.4.0"}, host={"name": "there"})
+    assert run.name == "old"
+
+
+def test_a_record_without_a_row_has_its_results_of_which_some_are_not_measured() -> None:
+    lost, other = RowKey.parse(key("1MiB")), RowKey.parse(key("2MiB"))
+    results = [
+        Result("bandwidth", f"t{number}", verdict, row=row)
+        for number, (verdict, row) in enumerate((
+            (Verdict.ERROR, lost), (Verdict.MISSING, other), (Verdict.ERROR, ROW), (Verdict.ERROR, None),
+            (Verdict.FAIL, RowKey.parse(key("4MiB"))),
+        ))
+    ]  # fmt: skip
+    run = parse_recorded(record("image:1", {KEY: [1.0]}, results=results), "x.json")
+    assert run.unmeasured == {lost: run.results[0], other: run.results[1]}
+    run = parse_recorded(record("image:1", {}, results=results), "x.json")
+    assert (run.rows, list(run.unmeasured)) == ({}, [lost, other, ROW])
+
+
+NOT_A_NUMBER = "has a floor, a ceiling, a latency, a contention or a GPU's wait that is not a number from zero on"
+MORE_LAUNCHES = MOST_LAUNCHES + 1
+
+
+def refusal(document: Any) -> str:
+    """Return why a record is refused, without what every such sentence says."""
+    with pytest.raises(ValueError) as caught:
+        parse_recorded(document, "x.json")
+    whole = re.fullmatch(rf"x\.json is not a record of a run \((.*)\): expected {RECORD_FORM}", str(caught.value))
+    assert whole is not None, caught.value
+    return whole[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"transports": "tcp"}, f"TypeError: the row {KEY} has transports that are not a list"),
+        ({"launches": [1.0] * MORE_LAUNCHES},
+         f"ValueError: a row has {MORE_LAUNCHES} launches, more than the maximum of {MOST_LAUNCHES}"),
+        *(({"launches": [1e9, value]}, f"ValueError: the row {KEY} has a launch that is not a bandwidth")
+          for value in (0.0, -1.0, 9e-4, 1.1e18, math.nan, math.inf)),
+        *(({name: value}, f"ValueError: the row {KEY} {NOT_A_NUMBER}")
+          for name in ("floor", "ceiling", "p50_us", "p90_us", "p99_us", "p99.9_us") for value in (-1.0, math.inf)),
+        *(({name: [1.0, value]}, f"ValueError: the row {KEY} {NOT_A_NUMBER}")
+          for name in ("others_cores", "gpu_waits_us") for value in (-1.0, math.inf)),
+        *(({"steps_us": steps},
+           f"ValueError: the row {KEY} has more than 16 steps, or one that is not a number from zero on")
+          for steps in ({"a": 1.0, "b": -1.0}, {"a": math.inf}, {f"{number}": 1.0 for number in range(17)})),
+    ],
+)  # fmt: skip
+def test_a_row_that_no_run_writes_is_refused(row: dict[str, Any], reason: str) -> None:
+    document = record("image:1", {KEY: [1.0, 3.0]}, extra=FIGURES)
+    document["benchmarks"][0]["extra_info"] |= row
+    assert refusal(document) == reason
+
+
+def test_a_record_of_another_form_or_with_a_row_twice_or_without_a_time_is_refused() -> None:
+    document = record("image:1", {KEY: [1.0]})
+    twice = {**document, "benchmarks": document["benchmarks"] * 2}
+    assert refusal(twice) == f"ValueError: it contains the row {KEY} twice"
+    later = {**document, "nixl": {**document["nixl"], "form": 2}}
+    assert refusal(later) == "ValueError: its format version is 2, and this pytest-nixl reads 1"
+    assert refusal({"name": "something else"}) == "KeyError: 'datetime'"
+
+
+def test_a_record_at_its_limits_is_read() -> None:
+    document = record("image:1", {KEY: [1.0]}, extra={**FIGURES, "p50_us": float("nan"), "p90_us": None})
+    steps = {f"{number:02}" + "x" * 31: 1.0 for number in range(16)}
+    document["benchmarks"][0]["extra_info"].update(launches=[1e-3] * (MOST_LAUNCHES - 1) + [1e18], steps_us=steps)
+    [row] = parse_recorded(document, "x.json").rows.values()
+    assert row.values == (1e-3,) * (MOST_LAUNCHES - 1) + (1e18,)
+    assert list(row.steps) == [name[:32] for name in steps]
+    assert (math.isnan(row.p50), math.isnan(row.p90), row.p99) == (True, True, 3e-5)
+
+
+@pytest.mark.parametrize(("levels", "read"), [(13, True), (14, False)])
+def test_facts_of_a_host_may_be_nested_16_deep(levels: int, read: bool) -> None:
+    document = full()
+    deep: Any = "x"
+    for _ in range(levels):
+        deep = [deep]
+    document["nixl"]["provenance"]["host"]["nics"] = {"eth0": deep}
+    with nullcontext() if read else pytest.raises(ValueError, match="its host is nested deeper than 16 levels"):
+        parse_recorded(document, "x.json")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

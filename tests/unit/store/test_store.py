@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.store import store as store_module
-from pytest_nixl.store.record_reader import RecordedRun, read_recorded
-from pytest_nixl.store.store import INDEX, Store, find_baseline, newest
+from pytest_nixl.store.record_reader import RECORD_FORM, RecordedRun, read_recorded
+from pytest_nixl.store.store import FEWEST_NEW, INDEX, Store, find_baseline, newest, summary
 
 #: Twenty processes that begin to write together, when their standard input ends. Only the first imports anything.
 WRITERS = """
@@ -71,66 +71,17 @@ def test_twenty_concurrent_writers_lose_and_damage_no_record(tmp_path: Path) -> 
     assert [path for path in store.iterdir() if path.suffix != ".json"] == []
 
 
-def test_files_that_are_not_records_are_skipped_and_reported(tmp_path: Path) -> None:
-    good = write(tmp_path / "good.json", record("image:1", {KEY: [1.0]}))
-    (tmp_path / "torn.json").write_text(good.read_text()[:-100])
-    (tmp_path / "empty.json").touch()
-    (tmp_path / "foreign.json").write_text('{"name": "something else"}')
-    (tmp_path / "list.json").write_text("[1, 2]")
-    (tmp_path / "no-rows.json").write_text('{"datetime": "2026-01-01T00:00:00", "benchmarks": []}')
-    (tmp_path / "later-form.json").write_text(good.read_text().replace('"form": 1', '"form": 2'))
-    (tmp_path / "readme.txt").write_text("not looked at")
-    (tmp_path / "folder.json").mkdir()
-    runs, skipped = Store(tmp_path).runs()
-    assert [run.source for run in runs] == [str(good)]
-    reasons = {Path(text.removeprefix("skipped: ").split()[0]).name: text for text in skipped}
-    bad = {"torn.json", "empty.json", "foreign.json", "list.json", "no-rows.json", "later-form.json", "folder.json"}
-    assert set(reasons) == bad
-    assert Store(tmp_path).summaries()[1] == skipped
-    assert "torn.json is incomplete or not JSON (" in reasons["torn.json"]
-    assert "empty.json is empty: expected a file that the bandwidth suite wrote" in reasons["empty.json"]
-    assert "is not a record of a run (KeyError: 'datetime')" in reasons["foreign.json"]
-    assert "has no row of the bandwidth suite" in reasons["no-rows.json"]
-    assert "its format version is 2, and this pytest-nixl reads 1" in reasons["later-form.json"]
-
-
 def test_reports_of_runs_in_the_store_are_passed_over(tmp_path: Path) -> None:
     """``history`` said of each report that --nixl-report had written there that it is not a record."""
     path = write(tmp_path / "run.json", record("a:1", {KEY: [1.0]}))
-    for name, by in (("report.json", "written_by"),):
-        (tmp_path / name).write_text(json.dumps({by: "pytest-nixl 0.1.0", "results": []}))
+    (tmp_path / "report.json").write_text(json.dumps({"written_by": "pytest-nixl 0.1.0", "results": []}))
     for read in (Store(tmp_path).summaries, Store(tmp_path).runs):
         records, skipped = read()
-        assert [run.source for run in records] == [str(path)]
-        assert skipped == []
-    with pytest.raises(ValueError, match=r"report\.json is a report of a run, and not the run's record: expected a"):
+        assert ([run.source for run in records], skipped) == ([str(path)], [])
+    with pytest.raises(ValueError) as caught:
         read_recorded(tmp_path / "report.json")
-
-
-def test_a_record_with_a_row_twice_is_refused(tmp_path: Path) -> None:
-    data = record("image:1", {KEY: [1.0]})
-    path = write(tmp_path / "twice.json", {**data, "benchmarks": data["benchmarks"] * 2})
-    with pytest.raises(ValueError, match=f"contains the row {KEY} twice"):
-        read_recorded(path)
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_launch_without_a_valid_bandwidth_is_refused(tmp_path: Path, value: float) -> None:
-    path = write(tmp_path / "bad.json", record("image:1", {KEY: [1.0]}))
-    path.write_text(path.read_text().replace('"launches": [1000000000.0]', f'"launches": [{json.dumps(value)}]'))
-    with pytest.raises(ValueError, match="a launch that is not a bandwidth"):
-        read_recorded(path)
-
-
-def test_a_record_of_pytest_benchmark_alone_has_one_launch(tmp_path: Path) -> None:
-    data = record("image:1", {KEY: [1.5]})
-    del data["nixl"], data["benchmarks"][0]["extra_info"]["launches"]
-    data["benchmarks"][0]["extra_info"]["initiator_nixl"] = "1.4.0"
-    run = read_recorded(write(tmp_path / "old.json", data))
-    assert run.rows[ROW].values == (1.5e9,)
-    assert run.provenance.versions == {"nixl": "1.4.0"}
-    assert run.provenance.host == {"name": "there"}
-    assert run.name == "old"
+    reason = "is a report of a run, and not the run's record"
+    assert str(caught.value) == f"{tmp_path}/report.json {reason}: expected {RECORD_FORM}"
 
 
 def test_the_newest_run_of_an_image_is_found_by_name_digest_or_both(tmp_path: Path) -> None:
@@ -146,6 +97,13 @@ def test_the_newest_run_of_an_image_is_found_by_name_digest_or_both(tmp_path: Pa
     assert find_baseline(str(tmp_path / "0.json"), "")[0].provenance.image.digest == "sha256:11"
 
 
+def no_baseline(*request: str) -> str:
+    """Return why there is no such baseline."""
+    with pytest.raises(ValueError) as caught:
+        find_baseline(*request)
+    return str(caught.value)
+
+
 def test_a_run_that_was_ended_is_no_baseline_unless_it_may_be_one(tmp_path: Path) -> None:
     for week, interrupted in ((1, "ended by Ctrl-C"), (0, "")):
         data = record(f"image:{week}", {KEY: [1.0]}, week=week)
@@ -156,44 +114,57 @@ def test_a_run_that_was_ended_is_no_baseline_unless_it_may_be_one(tmp_path: Path
     baseline, remarks = find_baseline(str(tmp_path), "")
     assert (baseline.source, remarks) == (whole, [left_out])
     assert find_baseline(str(tmp_path), "", whole=False)[0].source == ended, "the newest"
-    assert [run.source for run in Store(tmp_path).runs()[0]] == [whole, ended], "the oldest first"
-    with pytest.raises(ValueError, match=r"8.json cannot be a baseline \(ended by Ctrl-C\): expected the record of a"):
-        find_baseline(ended, "")
     assert find_baseline(ended, "", whole=False)[0].source == ended
-    with pytest.raises(ValueError, match="has no run of the image image:1; it has image:0; left out: "):
-        find_baseline("image:1", str(tmp_path))
+    assert [run.source for run in Store(tmp_path).runs()[0]] == [whole, ended], "the oldest first"
+    assert no_baseline(ended, "") == (
+        f"{ended} cannot be a baseline (ended by Ctrl-C): expected the record of a completed run"
+    )
+    assert no_baseline("image:1", str(tmp_path)) == (
+        f"there is no file image:1, and {tmp_path} has no run of the image image:1; it has image:0; {left_out}: "
+        "expected the record of an earlier run"
+    )
+
+
+def test_a_missing_image_is_reported_with_the_images_of_the_store(tmp_path: Path) -> None:
+    for name, image in (("1.json", "b:1"), ("2.json", "a:1"), ("3.json", "b:1"), ("4.json", "")):
+        write(tmp_path / name, record(image, {KEY: [1.0], key("1MiB"): [1.0]}))
+    (tmp_path / "torn.json").write_text("")
+    torn = f"skipped: {tmp_path}/torn.json is empty: expected {RECORD_FORM}"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    earlier = "expected the record of an earlier run"
+    assert no_baseline("c:1", str(tmp_path)) == (
+        f"there is no file c:1, and {tmp_path} has no run of the image c:1; it has a:1, b:1; {torn}: {earlier}"
+    )
+    assert no_baseline("b:1", "/nowhere") == (
+        "/nowhere cannot be read (No such file or directory): expected a record or a store"
+    )
+    assert no_baseline(str(empty), "") == f"{empty} has no record: {earlier}"
 
 
 def test_a_record_is_named_by_its_label_in_a_store_that_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "store"
-    path = Store(folder).write(record("a", {KEY: [1.0]}), "-registry/a b:1.5_x.")
-    assert path.parent == folder
-    assert path.name.split("-", 1)[1].rpartition("-")[0] == "registry-a-b-1.5_x"
-    assert read_recorded(path).provenance.image.reference == "a"
-    assert "-run-" in Store(folder).write({}, "///").name
+    for label, name in (("-registry/a b:1.5_x.", "registry-a-b-1.5_x"), ("///", "run"), (f"a{'b' * 80}", "b" * 80)):
+        path = Store(folder).write(record("a", {KEY: [1.0]}), label)
+        assert path.parent == folder
+        assert re.fullmatch(rf"\d{{8}}T\d{{6}}-{re.escape(name)}-[0-9a-f]{{12}}\.json", path.name)
+        assert read_recorded(path).provenance.image.reference == "a"
 
 
-def test_a_missing_image_is_reported_with_the_images_of_the_store(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", record("a:1", {KEY: [1.0], key("1MiB"): [1.0]}))
-    (tmp_path / "torn.json").write_text("{")
-    with pytest.raises(ValueError) as caught:
-        find_baseline("b:1", str(tmp_path))
-    assert str(caught.value).startswith(
-        f"there is no file b:1, and {tmp_path} has no run of the image b:1; it has a:1; skipped: "
-    )
-    with pytest.raises(ValueError, match="nowhere cannot be read \\(No such file or directory\\)"):
-        find_baseline("b:1", "/nowhere")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ValueError, match="empty has no record: expected the record of an earlier run"):
-        find_baseline(str(empty), "")
+REMEDY = (
+    "Free space there or make the directory writable and run again; --benchmark-json FILE writes a record elsewhere."
+)
 
 
 def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NixlPluginError) as caught:
         Store(tmp_path / "file" / "store").write({}, "x")
-    assert caught.value.reason.startswith(f"{tmp_path}/file/store cannot be written (")
+    assert caught.value.reason == (
+        f"{tmp_path}/file/store cannot be written (Not a directory): this run's verdict is not affected, but its "
+        "record is lost"
+    )
+    assert caught.value.remedy == REMEDY
     assert sorted(os.listdir(tmp_path)) == ["file"]
 
 
@@ -216,70 +187,90 @@ def test_a_file_that_cannot_be_written_completely_is_removed(tmp_path: Path) -> 
     assert list(store.iterdir()) == []
 
 
-def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for week in range(80):
-        write(tmp_path / f"{week:03d}.json", record(f"image:{week // 10}", {KEY: [week + 1.0] * 3}, week=week))
-    (tmp_path / "torn.json").write_text("{")
-    old = time.time() - 3600
-    for path in tmp_path.iterdir():
-        os.utime(path, (old, old))
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the records that are read from now on."""
     opened: list[str] = []
-    read = read_recorded
 
-    def counted(path: Path) -> RecordedRun:
+    def read(path: Path) -> RecordedRun:
         opened.append(path.name)
-        return read(path)
+        return read_recorded(path)
 
-    monkeypatch.setattr(store_module, "read_recorded", counted)
+    monkeypatch.setattr(store_module, "read_recorded", read)
+    return opened
+
+
+def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "000-torn.json").write_text("{")
+    (tmp_path / "000-zfolder.json").mkdir()
+    for week in range(FEWEST_NEW):
+        image = f"image:{week // 10}"
+        data = record(image, {KEY: [week + 1.0] * 3}, week=week, extra={"transports": ["tcp", f"rc/{week % 3}"]})
+        data["nixl"]["interrupted"] = f"in week {week}"
+        write(tmp_path / f"{week:03d}.json", data)
+    for path in tmp_path.iterdir():
+        os.utime(path, (1e9, 1e9))
+    opened = counting(monkeypatch)
     store = Store(tmp_path)
     first = store.summaries()
-    assert len(opened) == 81
-    assert (tmp_path / INDEX).is_file()
+    assert len(opened) == FEWEST_NEW + 2
     opened.clear()
     assert store.summaries() == first
-    assert opened == []
-    whole, _ = store.runs()
-    assert [(run.source, run.when, run.provenance) for run in first[0]] == [
-        (run.source, run.when, run.provenance) for run in whole
-    ]
-    assert [run.rows[ROW].bandwidth for run in first[0]] == [run.rows[ROW].bandwidth for run in whole]
-    assert [run.rows[ROW].transports for run in first[0]] == [run.rows[ROW].transports for run in whole]
+    assert opened == ["000-zfolder.json"], "what is no file is not in the index"
+    whole, skipped = store.runs()
+    assert first == ([summary(run) for run in whole], skipped)
     # Changed records are read again, deleted ones are left out, and new ones are included.
     opened.clear()
     write(tmp_path / "005.json", record("image:other", {KEY: [7.0]}, week=5))
     write(tmp_path / "new.json", record("image:new", {KEY: [9.0]}, week=90))
     (tmp_path / "006.json").unlink()
     runs, _ = store.summaries()
-    assert sorted(opened) == ["005.json", "new.json"]
-    assert len(runs) == 80
+    assert sorted(opened) == ["000-zfolder.json", "005.json", "new.json"]
+    assert len(runs) == FEWEST_NEW
     assert runs[5].provenance.image.reference == "image:other"
     assert find_baseline("image:new", str(tmp_path))[0].rows[ROW].latencies
     # A store that was moved has the same index, but its own paths.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     runs, skipped = Store(moved).summaries()
     assert {Path(run.source).parent for run in runs} == {moved}
-    assert skipped[0].startswith(f"skipped: {moved / 'torn.json'} is incomplete or not JSON (")
+    assert skipped[0].startswith(f"skipped: {moved / '000-torn.json'} is incomplete or not JSON (")
+
+
+def test_a_small_store_has_no_index(tmp_path: Path) -> None:
+    for week in range(FEWEST_NEW - 1):
+        write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
+    assert len(Store(tmp_path).summaries()[0]) == FEWEST_NEW - 1
+    assert not (tmp_path / INDEX).exists()
 
 
 @pytest.mark.parametrize(
-    "index",
+    ("part", "other"),
     [
-        b"", b"{", b"null", b"[1]", b'{"form": 2}', b'{"form": 1}', b"\xff\xfe", b"[" * 100_000,
-        b'{"form": 1, "provenances": [], "keys": [], "transports": [], "files": {"000.json": [1, 2, 3]}}',
-        b'{"form": 1, "provenances": [], "keys": [], "transports": [], "files": {"000.json": [1, 2, "x", 9, []]}}',
-        b'{"form": 1, "provenances": 5, "keys": {}, "transports": [[]], "files": []}',
+        ('"form": 1', '"form": 2'), ('"files"', '"file"'), (r"^.*$", ""), (r"^.*$", "{"), (r"^.*$", "null"),
+        (r"^.*$", "[1]"), (r"^.*$", "[" * 100_000), (r'"provenances": \[', '"provenances": [5, '),
+        ('"files": {.*}}', '"files": []}'), ('"files": {.*}}', '"files": {"000.json": [1, 2, 3]}}'),
+        (r"1000000000\.0", "0.0"), (r"1000000000\.0", "1e999"), (r"1000000000\.0", '"x"'), (r"\[\[0, ", "[[7, "),
+        (r"\+00:00", ""), ('"nics": {', '"nics": {"deep": ' + "[" * 20 + "]" * 20 + ", "),
+        ('"provenances": ', '"provenances": 5, "x": '),
     ],
 )  # fmt: skip
-def test_an_unusable_index_is_ignored(tmp_path: Path, index: bytes) -> None:
-    write(tmp_path / "000.json", record("image:1", {KEY: [1.0]}))
-    (tmp_path / INDEX).write_bytes(index)
-    runs, skipped = Store(tmp_path).summaries()
-    assert ([run.name for run in runs], skipped) == (["image:1"], [])
+def test_an_unusable_index_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, other: str) -> None:
+    monkeypatch.setattr(store_module, "FEWEST_NEW", 1)
+    for name in ("000.json", "001.json"):
+        path = write(tmp_path / name, record("image:1", {KEY: [1.0]}, nics={name: ""}))
+        os.utime(path, (1e9, 1e9))
+    first = Store(tmp_path).summaries()
+    usable = (tmp_path / INDEX).read_text()
+    changed = re.sub(part, lambda _: other, usable, count=1)
+    assert changed != usable
+    (tmp_path / INDEX).write_text(changed)
+    opened = counting(monkeypatch)
+    assert Store(tmp_path).summaries() == first
+    assert opened == ["000.json", "001.json"]
 
 
 @pytest.mark.parametrize("kind", ["directory", "FIFO", "link to itself"])
 def test_an_index_that_cannot_be_written_is_not_an_error(tmp_path: Path, kind: str) -> None:
-    for week in range(70):
+    for week in range(FEWEST_NEW):
         path = write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
         os.utime(path, (1.0, 1.0))
     index = tmp_path / INDEX
@@ -289,13 +280,13 @@ def test_an_index_that_cannot_be_written_is_not_an_error(tmp_path: Path, kind: s
         os.mkfifo(index)
     else:
         index.symlink_to(index)
-    assert len(Store(tmp_path).summaries()[0]) == 70
-    assert len(Store(tmp_path).summaries()[0]) == 70
+    assert len(Store(tmp_path).summaries()[0]) == FEWEST_NEW
+    assert len(Store(tmp_path).summaries()[0]) == FEWEST_NEW
     assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
 def test_a_file_written_moments_ago_is_not_taken_from_the_index(tmp_path: Path) -> None:
-    for week in range(70):
+    for week in range(FEWEST_NEW):
         write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
     Store(tmp_path).summaries()
     state = (tmp_path / "0.json").stat()

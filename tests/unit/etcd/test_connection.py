@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTTP/2 connection through the proxy: streams that a client withdraws, or an etcd ends or resets.
+"""A connection through the proxy: HTTP/2 streams that a client withdraws or an etcd ends or resets; and HTTP/1.1.
 
 Client, etcd and their connections are doubles, because no etcd resets a stream when a test says so.
 """
@@ -7,6 +7,7 @@ Client, etcd and their connections are doubles, because no etcd resets a stream 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import h2.config
@@ -14,7 +15,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from pytest_nixl.etcd.proxy.connection import Http2, _take_messages
+from pytest_nixl.etcd.proxy.connection import Http1, Http2
 from pytest_nixl.etcd.proxy.request import Access, Request
 
 ANSWER = [(":status", "200"), ("content-type", "application/grpc")]
@@ -23,6 +24,7 @@ TRAILERS = [("grpc-status", "0")]
 SENT = ["RequestReceived", "DataReceived", "DataReceived", "StreamEnded"]
 #: A message of gRPC: a PutRequest of the key ``k``; a watch of it, and the answer that it was created.
 PUT, WATCH, CREATED = (b"\0\0\0\0" + bytes([len(body)]) + body for body in (b"\n\1k", b"\n\3\n\1k", b"\x18\1"))
+EMPTY = b"\0\0\0\0\0"
 
 
 class Link:
@@ -34,6 +36,7 @@ class Link:
     def __init__(self, *, held: bool = False) -> None:
         self.client, self.broken, self._held = self, list[str](), held
         self.withdrawn_requests: list[Request] = []
+        self.passed_requests: list[Request] = []
         self.confirmed_requests: list[Request] = []
         self.forward: Callable[[], None] = lambda: None
         self.near = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
@@ -58,7 +61,8 @@ class Link:
         return Request("c", 1, method, accesses=accesses)
 
     def passed(self, method: str, accesses: tuple[Access, ...]) -> Request:
-        return Request("c", 1, method, accesses=accesses)
+        self.passed_requests.append(Request("c", 1, method, accesses=accesses))
+        return self.passed_requests[-1]
 
     def answered(self, link: object, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
         deliver()
@@ -105,6 +109,15 @@ def test_a_request_and_its_answer_pass_whole() -> None:
     assert link.withdrawn_requests == []
 
 
+@pytest.mark.parametrize(("method", "body"), [("Put", PUT), ("Watch", WATCH)])
+def test_an_error_of_etcd_which_is_headers_alone_ends_its_stream(method: str, body: bytes) -> None:
+    link = Link()
+    link.ask(method, body, end=method == "Put")
+    link.far.send_headers(1, [*ANSWER, ("grpc-status", "5")], end_stream=True)
+    link.send()
+    assert [*link.kinds(link.seen)] == ["ResponseReceived", "StreamEnded"]
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_request_that_its_client_withdraws_is_withdrawn_from_the_etcd_too(held: bool) -> None:
     link = Link(held=held)
@@ -128,15 +141,23 @@ def test_a_request_that_the_etcd_resets_is_reset_for_the_client() -> None:
 
 
 def test_a_watch_is_confirmed_once_and_its_end_is_passed_on() -> None:
+    """Its messages come in parts: a byte that says whether it is compressed, its length in four bytes, and its text."""
     link = Link()
-    stream = link.ask("Watch", WATCH, end=False)
+    stream = link.ask("Watch", WATCH + WATCH[:4], end=False)
+    assert len(link.passed_requests) == 1
+    for part in (WATCH[4:7], WATCH[7:] + EMPTY):
+        link.near.send_data(stream, part)
+        link.send()
+    watches = [(Access(b"k", b"k\0", False),)] * 2
+    assert [request.accesses for request in link.passed_requests] == [*watches, ()]
     link.far.send_headers(1, ANSWER)
     link.far.send_data(1, CREATED[:3])
     link.send()
     assert link.confirmed_requests == []
-    link.far.send_data(1, CREATED[3:] + CREATED)
-    link.send()
-    assert [request.accesses for request in link.confirmed_requests] == [(Access(b"k", b"k\0", False),)]
+    for part, confirmed in ((CREATED[3:5], 0), (CREATED[5:] + CREATED[:6], 1), (CREATED[6:] + CREATED, 2)):
+        link.far.send_data(1, part)
+        link.send()
+        assert link.confirmed_requests == link.passed_requests[:confirmed]
     link.far.send_headers(1, TRAILERS, end_stream=True)
     link.send()
     assert [*link.kinds(link.seen)][-2:] == ["TrailersReceived", "StreamEnded"]
@@ -184,11 +205,47 @@ def test_nothing_is_kept_of_a_stream_that_has_ended(ends: str, last: list[str]) 
     assert (proxy._streams, proxy._numbers, proxy._up._waiting, proxy._down._waiting) == ({}, {}, {}, {})
 
 
-def test_only_whole_messages_are_taken_from_a_body() -> None:
-    """A message has a byte that says whether it is compressed, and its length in four bytes."""
-    partial = b"\0\1\0\0\0c"  # the begin of 16 MiB
-    body = bytearray(b"\1\0\0\0\2ab" + b"\0\0\0\0\1c" + partial)
-    assert list(_take_messages(body)) == [b"ab", b"c"]
-    assert body == partial
-    assert list(_take_messages(bytearray(5))) == [b""]
-    assert list(_take_messages(bytearray(4))) == []
+HTTP1_ANSWER = b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\nok"
+HTTP1_REQUEST = b"POST /v3/kv/range HTTP/1.1\r\nhost: e\r\ncontent-length: 2\r\n%s\r\n{}"
+
+
+class Http1Link:
+    """A connection through the proxy, and its client."""
+
+    def __init__(self) -> None:
+        self.down, self.up, self.closed = b"", b"", False
+        self.client = self
+
+    def arrived(self, link: object, method: str, accesses: object, forward: Callable[[], None]) -> Any:
+        forward()
+        return SimpleNamespace(method=method, stream=False)
+
+    def answered(self, link: object, request: object, body: bytes, deliver: Callable[[], None]) -> None:
+        deliver()
+
+    def to_client(self, data: bytes) -> None:
+        self.down += data
+
+    def to_server(self, data: bytes) -> None:
+        self.up += data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("header", "closed"), [(b"", False), (b"connection: keep-alive\r\n", False), (b"connection: close\r\n", True)]
+)
+def test_a_connection_is_closed_after_an_answer_if_the_client_asks_for_it(header: bytes, closed: bool) -> None:
+    link = Http1Link()
+    connection = Http1(cast(Any, link))
+    connection.from_client(HTTP1_REQUEST % header)
+    assert (link.up, link.down) == (HTTP1_REQUEST % header, b"")
+    connection.from_server(HTTP1_ANSWER)
+    assert link.down == (
+        HTTP1_ANSWER if not closed else HTTP1_ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    )
+    assert link.closed is closed
+    if not closed:
+        connection.from_client(HTTP1_REQUEST % header)
+        assert link.up == 2 * (HTTP1_REQUEST % header)
