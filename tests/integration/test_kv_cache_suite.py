@@ -119,16 +119,6 @@ def test_both_images_are_measured_in_turn() -> None:
     assert "NO-EXPECTATION" not in done.output
 
 
-def test_the_gate_wants_neither_floors_nor_rows_of_the_bandwidth_suite() -> None:
-    run(SUITE, SMALL, "--nixl-op=WRITE", "--nixl-gate").expect(0, "NIXL gate: PASS (2 PASS; 2 rows measured")
-
-
-def test_rows_of_requests_do_not_stand_in_for_requested_rows() -> None:
-    options = ("--nixl-op=WRITE", "--nixl-gate", "--nixl-blocks=64KiB", "-k", "not test_bandwidth")
-    done = run("suites/bandwidth/test_bandwidth.py", SUITE, SMALL, *options)
-    done.expect(1, "MISSING bandwidth: no row was measured")
-
-
 def test_caches_that_do_not_fit_into_memory_are_refused_before_workers_start() -> None:
     done = run(SUITE, "--nixl-kv-tokens=16000000", "--nixl-op=WRITE")
     done.expect(1, "2 KV caches of 64 tensors of 2000000 blocks of 32KiB need ... are available")
