@@ -32,7 +32,7 @@ RECIPES = ROOT / "deploy" / "ci"
 #: decides nothing: the baseline is far below or above it.
 SHORT = (
     "--nixl-level=quick --nixl-blocks=64KiB --nixl-op=WRITE --nixl-duration=20ms -p helpers.no_contention "
-    "-p helpers.short_launches -k 'test_bandwidth or loads or etcd_answers or test_exchange or well_formed'"
+    "-p helpers.short_launches -k 'test_bandwidth or loads or etcd_answers or finds_another or well_formed'"
 )
 NOTHING: Mapping[str, str] = MappingProxyType({})
 #: GB/s of the row in the baseline: every run is faster than the first, and slower than the second.

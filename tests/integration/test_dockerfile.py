@@ -83,6 +83,7 @@ def test_the_layer_is_built_checked_and_run(engine: Any, built: str) -> None:
     command = [
         PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites", "--nixl-level=quick",
         "--nixl-gate", "--nixl-backend=UCX", "--nixl-profile=loopback", "--nixl-op=WRITE", "--nixl-blocks=64KiB",
+        "-k", "test_bandwidth or test_machine or loads or etcd_answers or finds_another or well_formed",
     ]  # fmt: skip
     run = engine.containers.create(BUILT, command, network_mode="none", cap_add=["SYS_PTRACE"], shm_size="1g")
     try:

@@ -37,10 +37,6 @@ def corrupt(done: Finished) -> dict[tuple[str, str], str]:
     return {(op, memory): text for op, memory, text in re.findall(line, done.output, re.MULTILINE)}
 
 
-def test_healthy_copies_pass(libraries: dict[str, str]) -> None:
-    check(libraries).expect(0, "NIXL verdict: PASS (4 PASS; 0 rows measured)", never=["CORRUPT"])
-
-
 @pytest.mark.parametrize(
     ("faults", "wrong"),
     [

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import Finished, run
+from helpers.cli_run import Finished, profile, run
 from helpers.nixlbench import standin
 
 from pytest_nixl.core.units import KIB
@@ -41,7 +41,8 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     path = tmp_path / "run.json"
     both = ("suites/bandwidth/test_bandwidth.py", SUITE)
     reports = f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}"
-    like = ("--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}")
+    any_speed = profile(tmp_path / "any.toml", "transports = ['cma']\nfloor = '1 KB/s'")
+    like = ("--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}", f"--nixl-profile={any_speed}")
     done = run(*both, *ONE_ROW, "-v", *like, f"--benchmark-json={path}", f"--nixl-store={tmp_path}", reports,
                env={"STANDIN_PLAY": "normal"})  # fmt: skip
     assert done.code == 0, done.output
@@ -78,12 +79,8 @@ def test_extra_flags_make_a_separate_row(program: str) -> None:
 
 
 def test_a_row_below_the_floor_fails(program: str, tmp_path: Path) -> None:
-    profile = tmp_path / "own.toml"
-    profile.write_text(
-        '[profile]\nname = "own"\nsummary = "made by a test"\n'
-        '[[expect]]\nbackend = ["UCX"]\nfloor = "5 GB/s"\nsource = "made by a test"\n'
-    )
-    done = bench(program, f"--nixl-profile={profile}")
+    expected = profile(tmp_path / "own.toml", "backend = ['UCX']\nfloor = '5 GB/s'")
+    done = bench(program, f"--nixl-profile={expected}")
     text = "nixlbench UCX WRITE DRAM:DRAM of 64KiB: 3.64 GB/s (29.1 Gb/s) is 73 % of the floor"
     # Beside others on this machine it fails no row.
     disturbed = f"INCONCLUSIVE: {text}" in done.output and "of this row's cores" in done.output
