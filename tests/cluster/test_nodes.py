@@ -95,25 +95,6 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     assert not net.hosts[0].listens(ETCD_PORT)
 
 
-@pytest.mark.whole  # the test below names the node of a slow cable, and unit/checks/test_ranks_together.py one of four
-@pytest.mark.alone
-def test_a_slow_cable_fails_the_run_and_names_its_node(
-    net: Network, env: dict[str, str], url: str, tmp_path: Path
-) -> None:
-    expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
-    measure = command(
-        BANDWIDTH_OF_RANKS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
-        "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
-    )  # fmt: skip
-    measure += report_options(tmp_path)
-    with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}):
-        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *measure, rank_arguments=numbered(4), fork=False, env=env)
-    all_end_with(1, done)
-    for report in reports(tmp_path, 4):
-        assert report["exit_code"] == 1
-        assert "rank 2 on node-2 (its tcp/veth0) is the culprit" in report["text"]
-
-
 @pytest.mark.alone  # the rates of cables are judged
 def test_the_slow_direction_between_two_ranks_names_the_node(
     net: Network, env: dict[str, str], url: str, tmp_path: Path

@@ -479,14 +479,6 @@ def test_misspelt_transport_among_good_ones_is_a_warning(text: str, message: str
     assert report.checks["backend-loads"][0] == "PASS"
 
 
-@pytest.mark.whole  # test_variables_that_are_read_pass has one of them
-@pytest.mark.parametrize("text", ["\\tcp", "all", "^rc,ud"])
-def test_transports_that_can_carry_nixl_pass(text: str) -> None:
-    results = doctor(UCX_TLS=text, UCX_MODULES="^ib")
-    assert results.code == 0  # with \\tcp alone there is a warning: the profile is of transports within a host
-    assert results.checks["backend-loads"][0] == "PASS"
-
-
 @pytest.mark.parametrize(
     ("setting", "check"), [("UCX_TLS=rc", "backend-loads"), ("UCX_PROTO_ENABLE=n", "transfers-arrive")]
 )

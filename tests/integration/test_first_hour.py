@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, bandwidth, environment, execute, parse_line, profile
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, bandwidth, environment, execute, parse_line, profile, run
 from helpers.needs import need_programs
 from helpers.pytester_run import run_pytest
 
@@ -155,3 +155,11 @@ def test_nixl_that_cannot_be_loaded_is_one_cause_and_one_worker(tmp_path: Path) 
     assert "4 ERROR; 0 rows measured" in done.output
     matches = re.findall(r"NIXL cannot be loaded in rank 0 \(initiator worker, pid (\d+)\): it is broken", done.output)
     assert len(set(matches)) == 1, done.output
+
+
+@pytest.mark.long
+def test_a_nixl_without_its_plugins_is_named_with_where_it_looked(tmp_path: Path) -> None:
+    done = run("suites/infrastructure/test_nixl.py", "--nixl-keep-going", env={"NIXL_PLUGIN_DIR": str(tmp_path)})
+    missing = "NIXL cannot create an agent: No plugins available for NIXL"
+    remedy = f"remedy: unset NIXL_PLUGIN_DIR (now {tmp_path})"
+    done.expect(1, f"ERROR nixl-loads: {missing}", f"ERROR backend-loads: {missing}", remedy, never=["Traceback"])
