@@ -213,27 +213,22 @@ def it(objects, text: str, letter: str) -> dict[str, int]:
 """
 
 
-@pytest.mark.parametrize("command", [COUNT.replace("WRONG", "0"), ANNOTATED], ids=["entry", "function"])
-def test_command_of_another_package_is_run_by_a_worker_and_its_arguments_are_checked(
-    install: Install, nixl_agent: NixlAgent, command: str
+def test_commands_of_other_packages_are_run_by_a_worker_and_their_arguments_and_answers_are_checked(
+    install: Install, nixl_agent: NixlAgent
 ) -> None:
-    install("worker_commands", "acme_count", command)
+    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0"))
+    install("worker_commands", "acme_annotated", ANNOTATED, distribution="annotated-nixl")
+    install("worker_commands", "acme_wrong", COUNT.replace("WRONG", "0.5"), distribution="wrong-nixl")
+    install("worker_commands", "acme_none", "it = 3", distribution="none-nixl")
     worker = nixl_agent.another().worker
-    assert worker.call("acme_count", text="banana", letter="a") == {"count": 3}
-    with pytest.raises(WorkerError, match="invalid arguments of 'acme_count': it has no field 'letter'"):
-        worker.call("acme_count", text="banana")
-
-
-def test_answer_of_a_command_of_another_package_is_checked(install: Install, nixl_agent: NixlAgent) -> None:
-    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0.5"))
-    with pytest.raises(WorkerError, match="acme_count"):
-        nixl_agent.another().worker.call("acme_count", text="banana", letter="a")
-
-
-def test_command_without_a_function_is_refused_with_its_package(install: Install, nixl_agent: NixlAgent) -> None:
-    install("worker_commands", "acme_count", "it = 3")
-    with pytest.raises(WorkerError, match=r"'acme_count' of acme-nixl 2.0 .* is not an annotated function"):
-        nixl_agent.another().worker.call("acme_count")
+    for command in ("acme_count", "acme_annotated"):
+        assert worker.call(command, text="banana", letter="a") == {"count": 3}
+        with pytest.raises(WorkerError, match=f"invalid arguments of '{command}': it has no field 'letter'"):
+            worker.call(command, text="banana")
+    with pytest.raises(WorkerError, match=r"'acme_none' of none-nixl 2.0 .* is not an annotated function"):
+        worker.call("acme_none")
+    with pytest.raises(WorkerError, match="acme_wrong"):  # it ends the worker
+        worker.call("acme_wrong", text="banana", letter="a")
 
 
 def test_doctor_asks_checks_of_other_packages_and_one_that_raises_is_unknown(install: Install, site: Path) -> None:
