@@ -38,6 +38,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import ReadOutcome
+from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.settings import read_settings
 from suites.uri_validation.corpus import load_corpus
@@ -309,10 +310,11 @@ def test_an_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None
     )
 
 
-@pytest.fixture
-def library(agents: Agents) -> EtcdLibrary:
+@pytest.fixture(scope="module")
+def library(make_settings: Callable[..., Settings]) -> EtcdLibrary:
     """The etcd client library that the real NIXL loads."""
-    results = loaded_etcd_client(agents.start(backends=[]).worker.pid)
+    with Agents(LocalHost(supervisor()), make_settings()) as agents:
+        results = loaded_etcd_client(agents.start(backends=[]).worker.pid)
     assert results is not None
     return results
 
