@@ -95,25 +95,6 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     assert not net.hosts[0].listens(ETCD_PORT)
 
 
-@pytest.mark.whole  # the test below names the node of a slow cable, and unit/checks/test_ranks_together.py one of four
-@pytest.mark.alone
-def test_a_slow_cable_fails_the_run_and_names_its_node(
-    net: Network, env: dict[str, str], url: str, tmp_path: Path
-) -> None:
-    expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
-    measure = command(
-        BANDWIDTH_OF_RANKS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
-        "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
-    )  # fmt: skip
-    measure += report_options(tmp_path)
-    with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}):
-        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *measure, rank_arguments=numbered(4), fork=False, env=env)
-    all_end_with(1, done)
-    for report in reports(tmp_path, 4):
-        assert report["exit_code"] == 1
-        assert "rank 2 on node-2 (its tcp/veth0) is the culprit" in report["text"]
-
-
 @pytest.mark.alone  # the rates of cables are judged
 def test_the_slow_direction_between_two_ranks_names_the_node(
     net: Network, env: dict[str, str], url: str, tmp_path: Path
@@ -137,29 +118,16 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
     assert any(re.search(slow, ended.output, re.MULTILINE) for ended in done), done[0].output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "difference"),
-    [
-        (
-            (["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"]),
-            "rank 1 on node-1 did not collect tests that rank 0 collected (suites/bandwidth/",
-        ),
-        (
-            (["--nixl-rank=0"], ["--nixl-rank=1", "--nixl-blocks=8KiB"]),
-            "rank 1 on node-1 was started with --nixl-blocks=8KiB, ",
-        ),
-        ((["--nixl-rank=1"], ["--nixl-rank=1"]), "rank 1"),
-    ],
-    ids=["tests", "options", "rank"],
-)
-def test_ranks_with_different_commands_are_refused(
-    net: Network, env: dict[str, str], url: str, tmp_path: Path, arguments: tuple[list[str], ...], difference: str
+def test_ranks_that_collect_different_tests_are_refused(
+    net: Network, env: dict[str, str], url: str, tmp_path: Path
 ) -> None:
+    """test_faults.py has other options, and tests/unit/cluster/test_membership.py a rank that is requested twice."""
     small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
+    arguments = (["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"])
     done = run_ranks(net.hosts[:2], tmp_path / "ranks", *small, rank_arguments=arguments, env=env)
     all_end_with(4, done)
     for ended in done:
-        assert difference in ended.output
+        assert "rank 1 on node-1 did not collect tests that rank 0 collected (suites/bandwidth/" in ended.output
 
 
 def test_nixlbench_between_two_nodes_names_the_node_of_a_killed_rank(

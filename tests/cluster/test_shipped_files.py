@@ -73,13 +73,6 @@ class TestSlurm:
         assert f"pytest-nixl: exit code 0, results in {results}\n" in output
         passed(results, NODES)
 
-    @pytest.mark.whole  # the last but one fails, too, and TestMpi has such a row
-    def test_bytes_over_another_transport_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
-        done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT, NOT_TCP, PROFILE="loopback")
-        assert done.code == 1, done.output + output
-        assert f"pytest-nixl: exit code 1, results in {results}\n" in output
-        went_over_tcp(results, NODES)
-
     def test_without_a_profile_the_rows_between_nodes_are_recorded(
         self, net: Network, started: Slurm, tmp_path: Path
     ) -> None:
@@ -171,13 +164,6 @@ class TestMpi:
         assert f"next: open {tmp_path / 'results' / 'report.html'}\n" in done.output
         assert f"pytest-nixl: exit code 0, results in {tmp_path / 'results'}\n" in done.output
         passed(tmp_path / "results", ("login", "login"))
-
-    @pytest.mark.whole  # two hosts that do are below
-    def test_a_host_that_falls_back_to_tcp_fails(self, net: Network, tmp_path: Path) -> None:
-        done = self.run(net, tmp_path, (), *SHORT, UCX_TLS="tcp")
-        assert done.code == 1, done.output
-        assert f"pytest-nixl: exit code 1, results in {tmp_path / 'results'}\n" in done.output
-        went_over_tcp(tmp_path / "results", ("login", "login"))
 
     @pytest.mark.parametrize(
         ("more", "code"),

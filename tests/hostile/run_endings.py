@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.cli_run import ROOT, environment, execute
-from helpers.pytester_run import PLUGIN
+from helpers.pytester_run import PLUGIN, run_pytest
+
+from pytest_nixl.session.ending import ENDING, read_ending
 
 #: What ends a run, as a statement.
 ENDS = {
@@ -240,8 +243,11 @@ class Ended:
     output: str
 
 
-def run_ending(ending: Ending, folder: Path) -> Ended:
-    """Make a run in an empty folder, in a process of its own."""
+def run_ending(ending: Ending, folder: Path, pytester: pytest.Pytester | None = None) -> Ended:
+    """Make a run in an empty folder.
+
+    :param pytester: of this folder; None: in a process of its own, which the run may end.
+    """
     (folder / "conftest.py").write_text(ending.conftest())
     body = "import conftest; conftest.planted()" if ending.where == "body" else "pass"
     fixture = "planted" if ending.where in ("fixture", "teardown") else ""
@@ -253,14 +259,17 @@ def run_ending(ending: Ending, folder: Path) -> Ended:
         *(["-n", "1"] if ending.parallel else []),
     ]
     note, report = folder / "ending.json", folder / "verdict.json"
-    variables = environment(PYTEST_NIXL_ENDING=str(note), PYTHONPATH=f"{ROOT}{os.pathsep}{folder}")
-    argv = ["python", "-m", "pytest", *PLUGIN, f"--basetemp={folder}/t", f"--nixl-report={report}", *options]
-    with tempfile.TemporaryFile("w+") as output:
-        code = execute(argv, cwd=folder, env=variables, output=output, errors=output, timeout=300)
-        output.seek(0)
-        text = output.read()
-    from pytest_nixl.session.ending import read_ending
-
+    arguments = [f"--basetemp={folder}/t", f"--nixl-report={report}", *options]
+    if pytester is not None:
+        done = run_pytest(pytester, *arguments, env={ENDING: str(note)}, in_process=True)
+        code, text = int(done.ret), "\n".join([*done.outlines, *done.errlines])
+    else:
+        variables = environment(**{ENDING: str(note)}, PYTHONPATH=f"{ROOT}{os.pathsep}{folder}")
+        with tempfile.TemporaryFile("w+") as output:
+            argv = ["python", "-m", "pytest", *PLUGIN, *arguments]
+            code = execute(argv, cwd=folder, env=variables, output=output, errors=output, timeout=300)
+            output.seek(0)
+            text = output.read()
     accepted = 1 if code == 0 and read_ending(note) != 0 else code
     return Ended(code, accepted, json.loads(report.read_text()) if report.exists() else None, text)
 

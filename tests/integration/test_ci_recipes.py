@@ -187,7 +187,7 @@ def test_the_first_screen_of_the_page_records_judges_and_fails_on_purpose(tmp_pa
     script = re.sub(r"(gate; echo .*\n)", rf"\1{step}", match[1]).replace("=64KiB,1MiB ", "=64KiB ")
     variables = {**undisturbed({})["env"], "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     plugins = "-p helpers.no_contention -p helpers.short_launches"
-    one_row = "--nixl-level=quick --nixl-op=WRITE --nixl-duration=20ms"
+    one_row = "--nixl-level=quick --nixl-op=WRITE --nixl-duration=20ms -k test_bandwidth"
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False,
         env=environment(**variables, PYTEST_ADDOPTS=f"{plugins} {one_row}"),

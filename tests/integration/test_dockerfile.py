@@ -28,6 +28,8 @@ BASE, BUILT = "localhost/pytest-nixl-base:test", "localhost/pytest-nixl-layer:te
 #: pip finds the packages that it installs there, because builds have no network.
 WHEELS = "/wheels"
 PROGRAMS = ("sh", "ls", "rm", "env")
+#: A third of the bytes, which no step reads: modules of NIXL for several versions of torch, and tests of numpy.
+LEFT_OUT = re.compile(r"/nixl_ep_cpp_torch|/numpy/.*/tests/")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 if distribution.name.startswith("nixl")
             ]
             files = dict([*python(), *packages(["pip", "numpy", *nixl], site)])
+            files = {name: path for name, path in files.items() if not LEFT_OUT.search(name)}
             files |= {f"/bin/{name}": Path(os.path.realpath(shutil.which(name) or "")) for name in PROGRAMS}
             files |= {name: Path(name) for name in ("/etc/passwd", "/etc/group")}
             files |= {f"{WHEELS}/{path.name}": path for path in wheels.iterdir()}
@@ -83,6 +86,7 @@ def test_the_layer_is_built_checked_and_run(engine: Any, built: str) -> None:
     command = [
         PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites", "--nixl-level=quick",
         "--nixl-gate", "--nixl-backend=UCX", "--nixl-profile=loopback", "--nixl-op=WRITE", "--nixl-blocks=64KiB",
+        "-k", "test_bandwidth or test_machine or loads or etcd_answers or finds_another or well_formed",
     ]  # fmt: skip
     run = engine.containers.create(BUILT, command, network_mode="none", cap_add=["SYS_PTRACE"], shm_size="1g")
     try:

@@ -47,29 +47,23 @@ COOKBOOK = "docs/how-to/cookbook.md"
 PRINTED = [
     block for block in BLOCKS if block.language == "python" and "def test_" in block.text and block.page != COOKBOOK
 ]
+#: Printed commands below run them.
+RUN_BY_COMMANDS = {"docs/how-to/own-tests-1", "docs/how-to/own-tests-4", "docs/how-to/own-tests-7"}
 
 
-# Three of own-tests.md are files that printed commands below run.
 @pytest.mark.long
-@_of(PRINTED, {"docs/how-to/own-tests-1", "docs/how-to/own-tests-4", "docs/how-to/own-tests-7"})
-def test_a_printed_test_runs(block: Block, pytester: pytest.Pytester) -> None:
-    """Where it asks for GPU memory it is skipped with that reason."""
-    pytester.makepyfile(test_printed=block.text)
-    run = run_pytest(pytester, "--nixl-blocks=1MiB", "--nixl-timeout=300s", "-rs")
+def test_the_printed_tests_run(pytester: pytest.Pytester) -> None:
+    """Where they ask for GPU memory they are skipped with that reason."""
+    cookbook = [block.text for block in BLOCKS if block.page == COOKBOOK and block.language == "python"]
+    texts = ["\n\n".join(cookbook), *(block.text for block in PRINTED if str(block) not in RUN_BY_COMMANDS)]
+    pytester.makepyfile(**{f"test_printed_{number}": text for number, text in enumerate(texts)})
+    run = run_pytest(pytester, "--nixl-backend=UCX", "--nixl-blocks=1MiB", "--nixl-timeout=300s", "-rs")
     counted = run.parseoutcomes()
     skipped = counted.get("skipped", 0)
     assert run.ret == 0, run.stdout.str()
-    assert counted.get("passed", 0) + skipped >= block.text.count("def test_")
+    # That of a metric in the cookbook is made for each operation.
+    assert counted.get("passed", 0) + skipped >= sum(text.count("def test_") for text in texts) + 1
     assert skipped == run.stdout.str().count("needs a GPU, and this host has")
-
-
-@pytest.mark.long
-def test_the_tests_of_the_cookbook_run(pytester: pytest.Pytester) -> None:
-    text = "\n\n".join(block.text for block in BLOCKS if block.page == COOKBOOK and block.language == "python")
-    assert text.count("def test_") == 10
-    pytester.makepyfile(test_cookbook=text)
-    run = run_pytest(pytester, "--nixl-backend=UCX", "--nixl-timeout=300s")
-    run.assert_outcomes(passed=11)  # that of a metric for each operation
 
 
 def test_pages_with_printed_tests_are_found() -> None:

@@ -13,7 +13,6 @@ import pytest
 from helpers.etcd import (
     ARGUMENTS,
     CONFTEST,
-    REPOSITORY,
     container_names,
     engine_image,
     mentioning,
@@ -22,6 +21,7 @@ from helpers.etcd import (
     start_pytest,
     wait_until,
 )
+from helpers.pytester_run import run_pytest
 
 from pytest_nixl import cli
 from pytest_nixl.etcd.client import connect
@@ -30,16 +30,13 @@ Run = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(pytester: pytest.Pytester) -> Run:
     """Return a function that runs pytest on the given test file in a new process."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
-    for name in [name for name in os.environ if name.startswith(("NIXL_", "ETCD"))]:
-        monkeypatch.delenv(name)
     pytester.makeconftest(CONFTEST)
 
-    def run(test: str, *arguments: str) -> pytest.RunResult:
+    def run(test: str, *arguments: str, fork: bool = True) -> pytest.RunResult:
         pytester.makepyfile(test_inner=test)
-        return pytester.runpytest_subprocess(*ARGUMENTS, *arguments, timeout=600)
+        return run_pytest(pytester, *arguments, plugin=ARGUMENTS, fork=fork)
 
     return run
 
@@ -99,7 +96,8 @@ def test_no_etcd_is_started_before_a_test_needs_it(run: Run) -> None:
             assert not {"docker", "testcontainers", "requests"} & sys.modules.keys()
             from pytest_nixl.processes import supervisor
             assert supervisor._current is None
-        """
+        """,
+        fork=False,
     ).assert_outcomes(passed=1)
 
 

@@ -96,13 +96,6 @@ def test_examples_of_four_kinds_are_used_in_one_run(site: Path, tmp_path: Path, 
     assert "tcp/" in written
 
 
-def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
-    done = run_command("doctor", "--json", env={"PYTHONPATH": str(site)})
-    [results] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "loopback-is-up"]
-    assert results["verdict"] == "PASS"
-    assert "127.0.0.1" in results["reason"]
-
-
 def test_infrastructure_suite_asks_the_check_of_the_example(site: Path) -> None:
     done = run(f"{MACHINE}[loopback-is-up]", "-rA", env={"PYTHONPATH": str(site)})
     assert done.code == 0
@@ -116,12 +109,6 @@ def test_infrastructure_suite_without_other_packages_has_no_test_for_them() -> N
     assert "loopback-is-up" not in done.output
 
 
-def test_profile_of_the_example_names_its_distribution(site: Path) -> None:
-    done = run_command("profile", "show", "example-site", env={"PYTHONPATH": str(site)})
-    assert done.returncode == 0
-    assert "example-site.toml of pytest-nixl-example 1.0" in done.stdout
-
-
 def test_commands_of_the_pages_run(site: Path, tmp_path: Path) -> None:
     """All but ``pip install``, which :func:`site` has done. Both pages print the same."""
     pages = ROOT / "docs" / "how-to" / "extending.md", EXAMPLE / "README.md"
@@ -131,17 +118,18 @@ def test_commands_of_the_pages_run(site: Path, tmp_path: Path) -> None:
     install_it, *remainder = [shlex.split(line.removeprefix("$ ")) for line in printed.splitlines()]
     assert install_it[:2] == ["pip", "install"]
     assert ROOT / install_it[-1] == EXAMPLE
-    for arguments in remainder:
-        module = ["-m", "pytest_nixl.cli"] if arguments[0] == "pytest-nixl" else []
-        options = [argument.replace("rows.md", str(tmp_path / "rows.md")) for argument in arguments[1:]]
-        with (tmp_path / "printed").open("w+") as output:
+    with (tmp_path / "printed").open("w+") as output:
+        for arguments in remainder:
+            module = ["-m", "pytest_nixl.cli"] if arguments[0] == "pytest-nixl" else []
+            options = [argument.replace("rows.md", str(tmp_path / "rows.md")) for argument in arguments[1:]]
             code = execute(
                 [sys.executable, *module, *options], cwd=ROOT, env=environment(PYTHONPATH=str(site)), output=output,
                 errors=output, timeout=300,
             )  # fmt: skip
-            output.seek(0)
             # The doctor may find something wrong with this machine.
-            assert code in ((0, 1) if "doctor" in arguments else (0,)), output.read()
+            assert code in ((0, 1) if "doctor" in arguments else (0,)), Path(output.name).read_text()
+        output.seek(0)
+        assert "example-site.toml of pytest-nixl-example 1.0" in output.read()
     assert ROW in (tmp_path / "rows.md").read_text()
 
 
@@ -225,39 +213,37 @@ def it(objects, text: str, letter: str) -> dict[str, int]:
 """
 
 
-@pytest.mark.parametrize("command", [COUNT.replace("WRONG", "0"), ANNOTATED], ids=["entry", "function"])
-def test_command_of_another_package_is_run_by_a_worker_and_its_arguments_are_checked(
-    install: Install, nixl_agent: NixlAgent, command: str
+def test_commands_of_other_packages_are_run_by_a_worker_and_their_arguments_and_answers_are_checked(
+    install: Install, nixl_agent: NixlAgent
 ) -> None:
-    install("worker_commands", "acme_count", command)
+    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0"))
+    install("worker_commands", "acme_annotated", ANNOTATED, distribution="annotated-nixl")
+    install("worker_commands", "acme_wrong", COUNT.replace("WRONG", "0.5"), distribution="wrong-nixl")
+    install("worker_commands", "acme_none", "it = 3", distribution="none-nixl")
     worker = nixl_agent.another().worker
-    assert worker.call("acme_count", text="banana", letter="a") == {"count": 3}
-    with pytest.raises(WorkerError, match="invalid arguments of 'acme_count': it has no field 'letter'"):
-        worker.call("acme_count", text="banana")
+    for command in ("acme_count", "acme_annotated"):
+        assert worker.call(command, text="banana", letter="a") == {"count": 3}
+        with pytest.raises(WorkerError, match=f"invalid arguments of '{command}': it has no field 'letter'"):
+            worker.call(command, text="banana")
+    with pytest.raises(WorkerError, match=r"'acme_none' of none-nixl 2.0 .* is not an annotated function"):
+        worker.call("acme_none")
+    with pytest.raises(WorkerError, match="acme_wrong"):  # it ends the worker
+        worker.call("acme_wrong", text="banana", letter="a")
 
 
-def test_answer_of_a_command_of_another_package_is_checked(install: Install, nixl_agent: NixlAgent) -> None:
-    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0.5"))
-    with pytest.raises(WorkerError, match="acme_count"):
-        nixl_agent.another().worker.call("acme_count", text="banana", letter="a")
-
-
-def test_command_without_a_function_is_refused_with_its_package(install: Install, nixl_agent: NixlAgent) -> None:
-    install("worker_commands", "acme_count", "it = 3")
-    with pytest.raises(WorkerError, match=r"'acme_count' of acme-nixl 2.0 .* is not an annotated function"):
-        nixl_agent.another().worker.call("acme_count")
-
-
-def test_doctor_check_that_raises_is_unknown(install: Install) -> None:
+def test_doctor_asks_checks_of_other_packages_and_one_that_raises_is_unknown(install: Install, site: Path) -> None:
     install(
         "doctor_checks", "acme-check",
         "from pytest_nixl import Check\nit = Check('acme-check', 'Why?', lambda facts, wanted: 1 / 0, image=True)",
     )  # fmt: skip
-    done = run_command("doctor", "--image", "--json")
-    [results] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "acme-check"]
-    assert results["verdict"] == "UNKNOWN"
-    assert "acme-nixl 2.0" in results["reason"]
-    assert "ZeroDivisionError" in results["reason"]
+    done = run_command("doctor", "--json", env={"PYTHONPATH": os.pathsep.join([str(site), os.environ["PYTHONPATH"]])})
+    results = {entry["id"]: (entry["verdict"], entry["reason"]) for entry in json.loads(done.stdout)["checks"]}
+    verdict, reason = results["loopback-is-up"]
+    assert (verdict, "127.0.0.1" in reason) == ("PASS", True)
+    verdict, reason = results["acme-check"]
+    assert verdict == "UNKNOWN"
+    assert "acme-nixl 2.0" in reason
+    assert "ZeroDivisionError" in reason
 
 
 def test_profile_package_without_profiles_is_refused(install: Install) -> None:

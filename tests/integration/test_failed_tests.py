@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers.pytester_run import run_pytest
 
@@ -38,25 +40,28 @@ SECTION = "*NIXL agents, and the last lines of their workers*"
 SPOKEN = "  | something went wrong in here"
 
 
-@pytest.mark.parametrize(
-    ("test", "lines"),
-    [
-        ("assert", ["*the agent is not known*", SECTION, "'rank0-agent-*' in rank 0 (agent worker, pid *): *",
-                    "'other' in rank 0 (agent worker, pid *): ", SPOKEN]),
-        ("wait", ["*waited 0.1 s for an agent*", SECTION, "'rank0-agent-*' in rank 0 (agent worker, pid *): ", SPOKEN]),
-        ("link", [SECTION, "'rank0-initiator-*' in rank 0 (initiator worker, pid *): *",
-                  "'rank1-target-*' in rank 1 (target worker, pid *): ", SPOKEN]),
-    ],
-)  # fmt: skip
-def test_a_failed_test_ends_with_its_agents(pytester: pytest.Pytester, test: str, lines: list[str]) -> None:
-    pytester.makepyfile(test_mine=TESTS)
-    result = run_pytest(pytester, "-k", test, "--nixl-backend=UCX", "--nixl-op=WRITE")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(lines)
+#: The lines at the end of each test that fails, or None.
+ENDS = {
+    "test_assert": ["*the agent is not known*", SECTION, "'rank0-agent-*' in rank 0 (agent worker, pid *): *",
+                    "'other' in rank 0 (agent worker, pid *): ", SPOKEN],
+    "test_wait": ["*waited 0.1 s for an agent*", SECTION, "'rank0-agent-*' in rank 0 (agent worker, pid *): ", SPOKEN],
+    "test_link": [SECTION, "'rank0-initiator-*' in rank 0 (initiator worker, pid *): *",
+                  "'rank1-target-*' in rank 1 (target worker, pid *): ", SPOKEN],
+    "test_worker": None,  # its error names the worker
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("test", ["worker", "passes"])
-def test_a_test_whose_error_names_the_worker_or_that_passes_shows_no_more(pytester: pytest.Pytester, test: str) -> None:
+def test_a_failed_test_ends_with_its_agents_unless_its_error_names_them(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=TESTS)
-    result = run_pytest(pytester, "-k", test, "--nixl-backend=UCX")
-    result.stdout.no_fnmatch_line(SECTION)
+    result = run_pytest(pytester, "--nixl-backend=UCX", "--nixl-op=WRITE")
+    result.assert_outcomes(failed=4, passed=1)
+    text = result.stdout.str().partition("= FAILURES =")[2].partition("short test summary")[0]
+    titles = re.split(r"^_+ (test_\w+)\S* _+$", text, flags=re.MULTILINE)
+    ended = dict(zip(titles[1::2], titles[2::2], strict=True))
+    assert ended.keys() == ENDS.keys(), result.stdout.str()
+    for test, lines in ENDS.items():
+        matcher = pytest.LineMatcher(ended[test].splitlines())
+        if lines is None:
+            matcher.no_fnmatch_line(SECTION)
+        else:
+            matcher.fnmatch_lines(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, bandwidth, environment, execute, parse_line, profile
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, bandwidth, environment, execute, parse_line, profile, run
+from helpers.needs import need_programs
 from helpers.pytester_run import run_pytest
-from helpers.terminal_screen import run_on_terminal
 
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.errors import EtcdError
@@ -73,24 +74,18 @@ def test_a_missing_etcd_does_not_print_the_whole_path(monkeypatch: pytest.Monkey
 )
 def test_a_rank_of_a_launcher_writes_no_escape_codes(tmp_path: Path, forced: dict[str, str], coloured: bool) -> None:
     """``mpirun`` gives each rank a terminal, and what all of them write ends in one file."""
+    need_programs("script", packages="bsdutils")
     (tmp_path / "test_mine.py").write_text("def test_mine(nixl_settings): assert False\n")
-    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "TERM": "xterm"}
-    arguments = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *WITHOUT,
-        "test_mine.py",
-        "--nixl-etcd=http://127.0.0.1:9",
-        "--nixl-join-timeout=1s",
-    ]
-    variables = environment(**ranks, **forced)
-    code, output = run_on_terminal(
-        arguments, cwd=tmp_path, env={k: v for k, v in variables.items() if k not in ("CI", "NO_COLOR")}
-    )
-    assert code == 1
-    assert "connection refused" in output
-    assert ("\x1b[" in output) == coloured
+    variables = environment(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2", TERM="xterm", **forced)
+    options = ("-m", "pytest", *WITHOUT, "test_mine.py", "--nixl-etcd=http://127.0.0.1:9", "--nixl-join-timeout=1s")
+    done = subprocess.run(
+        ["script", "-qec", shlex.join([sys.executable, *options]), "/dev/null"], cwd=tmp_path, timeout=300,
+        env={name: value for name, value in variables.items() if name not in ("CI", "NO_COLOR")},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "connection refused" in done.stdout
+    assert ("\x1b[" in done.stdout) == coloured
 
 
 @pytest.mark.parametrize(
@@ -160,3 +155,11 @@ def test_nixl_that_cannot_be_loaded_is_one_cause_and_one_worker(tmp_path: Path) 
     assert "4 ERROR; 0 rows measured" in done.output
     matches = re.findall(r"NIXL cannot be loaded in rank 0 \(initiator worker, pid (\d+)\): it is broken", done.output)
     assert len(set(matches)) == 1, done.output
+
+
+@pytest.mark.long
+def test_a_nixl_without_its_plugins_is_named_with_where_it_looked(tmp_path: Path) -> None:
+    done = run("suites/infrastructure/test_nixl.py", "--nixl-keep-going", env={"NIXL_PLUGIN_DIR": str(tmp_path)})
+    missing = "NIXL cannot create an agent: No plugins available for NIXL"
+    remedy = f"remedy: unset NIXL_PLUGIN_DIR (now {tmp_path})"
+    done.expect(1, f"ERROR nixl-loads: {missing}", f"ERROR backend-loads: {missing}", remedy, never=["Traceback"])

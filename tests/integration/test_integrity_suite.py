@@ -8,10 +8,12 @@ between GPUs: no real fault can be made that spoils a known share of copies.
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
-from helpers import bad_copies, gpu_standin
-from helpers.cli_run import Finished, run
+from helpers import gpu_standin
+from helpers.cli_run import ROOT, Finished, run
+from helpers.needs import need_programs
 
 pytestmark = pytest.mark.long
 
@@ -21,8 +23,12 @@ BETWEEN = ("DRAM:DRAM", "VRAM:VRAM")
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables with which a run spoils what it is told: nothing."""
+    need_programs("gcc")
+    copies = tmp_path_factory.mktemp("copies") / "bad_copies.so"
+    options = ("-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", copies, ROOT / "tests/helpers/bad_copies.c", "-ldl")
+    subprocess.run(["gcc", *options], check=True)
     gpus = gpu_standin.build(tmp_path_factory.mktemp("driver"))
-    return {**gpus, **bad_copies.build(tmp_path_factory.mktemp("copies")), "STANDIN_NVLINKS": "18"}
+    return {**gpus, "LD_PRELOAD": str(copies), "STANDIN_NVLINKS": "18"}
 
 
 def check(libraries: dict[str, str], **faults: str) -> Finished:
@@ -35,10 +41,6 @@ def corrupt(done: Finished) -> dict[tuple[str, str], str]:
     """Return by operation and memories which bytes of which transfers are said to be wrong."""
     line = r"^CORRUPT bytes-of-every-transfer: UCX/(\w+)/([\w:]+)\S*, a pattern for each transfer: (.*)$"
     return {(op, memory): text for op, memory, text in re.findall(line, done.output, re.MULTILINE)}
-
-
-def test_healthy_copies_pass(libraries: dict[str, str]) -> None:
-    check(libraries).expect(0, "NIXL verdict: PASS (4 PASS; 0 rows measured)", never=["CORRUPT"])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from helpers.cli_run import BANDWIDTH, environment, junit_suite, profile, run
+from helpers.pytester_run import run_pytest
 from helpers.records import KEY, record, write
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,8 +33,9 @@ ENDS = """
 import os, signal, time, pytest
 
 HOW = os.environ["HOW"]
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+if HOW.startswith("SIG"):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 started = []
 
 def pytest_runtest_setup(item):
@@ -98,19 +100,23 @@ class Ended:
 
 
 @pytest.fixture
-def end_run(tmp_path: Path) -> Callable[..., Ended]:
+def end_run(pytester: pytest.Pytester) -> Callable[..., Ended]:
     """Run ten checks, or others, and end the run when the third one starts."""
 
     def end(how: str, *arguments: str) -> Ended:
-        (tmp_path / "ends_runs.py").write_text(ENDS)
-        (tmp_path / "test_ten.py").write_text(TEN)
-        tests = [] if any(argument.startswith("suites/") for argument in arguments) else [str(tmp_path / "test_ten.py")]
-        path = ":".join(filter(None, (str(tmp_path), environment().get("PYTHONPATH", ""))))
-        done = run(
-            "-p", "ends_runs", *tests, f"--nixl-report={tmp_path}/r.html,{tmp_path}/r.prom",
-            f"--junit-xml={tmp_path}/r.xml", *arguments, env={"HOW": how, "PYTHONPATH": path},
-        )  # fmt: skip
-        return Ended(done.code, done.output, tmp_path)
+        folder = pytester.path
+        (folder / "ends_runs.py").write_text(ENDS)
+        (folder / "test_ten.py").write_text(TEN)
+        tests = [] if any(argument.startswith("suites/") for argument in arguments) else [str(folder / "test_ten.py")]
+        options = ("-p", "ends_runs", *tests, f"--nixl-report={folder}/r.html,{folder}/r.prom",
+                   f"--junit-xml={folder}/r.xml", *arguments)  # fmt: skip
+        if how.startswith("SIG"):
+            path = ":".join(filter(None, (str(folder), environment().get("PYTHONPATH", ""))))
+            done = run(*options, env={"HOW": how, "PYTHONPATH": path})
+            return Ended(done.code, done.output, folder)
+        pytester.syspathinsert(folder)
+        result = run_pytest(pytester, *options, env={"HOW": how}, in_process=True)
+        return Ended(int(result.ret), "\n".join(result.outlines), folder)
 
     return end
 
@@ -121,7 +127,7 @@ def end_run(tmp_path: Path) -> Callable[..., Ended]:
         ("SIGINT", (GATE,), 2, "Ctrl-C (SIGINT)", False),
         # The last case shows that a run without the gate says so.
         pytest.param("SIGINT", (), 2, "Ctrl-C (SIGINT)", False, marks=pytest.mark.whole),
-        ("SIGTERM", (GATE,), 143, "ended by SIGTERM", False),
+        # test_red_runs.py has SIGTERM.
         ("SIGHUP", (GATE,), 129, "ended by SIGHUP", False),
         ("exit", (GATE,), 2, "that is enough", False),
         ("crash", (GATE,), 3, "pytest or one of its plugins failed: RuntimeError: planted", False),
@@ -162,20 +168,20 @@ def test_a_crash_while_reports_are_written_is_not_a_pass(end_run: Callable[..., 
     assert f"NIXL verdict: {text} (10 PASS; 0 rows measured)" in ended.output
 
 
-def test_a_failure_of_the_last_check_is_not_an_interruption(tmp_path: Path) -> None:
-    (tmp_path / "test_last.py").write_text(TEN.replace("    pass", "    assert number < 9"))
-    done = run(str(tmp_path / "test_last.py"), "-x")
-    assert "NIXL verdict: FAIL (9 PASS, 1 FAIL; 0 rows measured)" in done.output
-    assert "INTERRUPTED" not in done.output
-    assert done.code == 1
+def test_a_failure_of_the_last_check_is_not_an_interruption(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_last=TEN.replace("    pass", "    assert number < 9"))
+    done = run_pytest(pytester, "-x", in_process=True)
+    assert "NIXL verdict: FAIL (9 PASS, 1 FAIL; 0 rows measured)" in done.outlines
+    assert "INTERRUPTED" not in done.stdout.str()
+    assert done.ret == 1
 
 
 @pytest.mark.parametrize("option", ["--fixtures", "--collect-only", "--setup-plan"])
-def test_a_command_that_runs_no_test_is_not_interrupted(tmp_path: Path, option: str) -> None:
-    (tmp_path / "test_ten.py").write_text(TEN)
-    done = run(str(tmp_path / "test_ten.py"), option)
-    assert "INTERRUPTED" not in done.output
-    assert done.code == 0
+def test_a_command_that_runs_no_test_is_not_interrupted(pytester: pytest.Pytester, option: str) -> None:
+    pytester.makepyfile(test_ten=TEN)
+    done = run_pytest(pytester, option, in_process=True)
+    assert "INTERRUPTED" not in done.stdout.str()
+    assert done.ret == 0
 
 
 def test_the_record_of_an_interrupted_run_is_stored_but_refused_as_a_baseline(
@@ -282,9 +288,14 @@ def test_mine():
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize("more", [(), ("--continue-on-collection-errors", GATE)], ids=["plain", "continue"])
-@pytest.mark.parametrize("swallowed", ["()", "BaseException"], ids=["raised", "swallowed"])
+GO_ON = ("--continue-on-collection-errors", GATE)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "swallowed"),  # each two of them together, once
+    [("SIGTERM", (), "()"), ("SIGTERM", GO_ON, "BaseException"), ("SIGHUP", (), "BaseException"),
+     ("SIGHUP", GO_ON, "()")],
+)  # fmt: skip
 def test_a_signal_during_collection_ends_the_run_with_its_name(
     tmp_path: Path, name: str, more: tuple[str, ...], swallowed: str
 ) -> None:

@@ -47,7 +47,7 @@ def results(done: Finished) -> dict[str, tuple[float, int]]:
 
 
 def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
-    done = run(SUITE, SMALL, "--nixl-level=extended")
+    done = run(f"{SUITE}/test_requests.py", SMALL, "--nixl-level=extended")
     methods = (
         "scattered-prepped", "scattered-unmerged", "scattered-initialized", "contiguous-merged", "contiguous-unmerged",
         "contiguous-initialized", "scattered-strided", "repeated-prepped",
@@ -56,12 +56,7 @@ def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
     assert set(result) == {f"{op} {method}" for op in ("WRITE", "READ") for method in methods}
     assert {count for _, count in result.values()} == {4 * 64}
     assert all(rate > 0 for rate, _ in result.values())
-    # On a busy machine kv-post-scaling, and nothing else, may be undecided.
-    busy = "INCONCLUSIVE kv-post-scaling: " in done.output
-    counts = "16 PASS, 1 INCONCLUSIVE" if busy else "17 PASS"
-    assert f"({counts}, 1 NOT-APPLICABLE; 16 rows measured)" in done.output, done.output
-    assert "NIXL verdict: PASS" in done.output
-    assert done.code == 0
+    done.expect(0, "NIXL verdict: PASS (16 PASS; 16 rows measured)")
 
 
 def test_a_changed_byte_is_reported_with_its_layer_block_and_offset() -> None:
@@ -117,16 +112,6 @@ def test_both_images_are_measured_in_turn() -> None:
     done = run(SUITE, SMALL, "--nixl-op=WRITE", "--nixl-max-regression=90%", "--nixl-compare-image=nixl:2 env A=b")
     assert re.search(r"kv=scattered-prepped,\S+ .* ([57]):\1 ", done.output), done.output
     assert "NO-EXPECTATION" not in done.output
-
-
-def test_the_gate_wants_neither_floors_nor_rows_of_the_bandwidth_suite() -> None:
-    run(SUITE, SMALL, "--nixl-op=WRITE", "--nixl-gate").expect(0, "NIXL gate: PASS (2 PASS; 2 rows measured")
-
-
-def test_rows_of_requests_do_not_stand_in_for_requested_rows() -> None:
-    options = ("--nixl-op=WRITE", "--nixl-gate", "--nixl-blocks=64KiB", "-k", "not test_bandwidth")
-    done = run("suites/bandwidth/test_bandwidth.py", SUITE, SMALL, *options)
-    done.expect(1, "MISSING bandwidth: no row was measured")
 
 
 def test_caches_that_do_not_fit_into_memory_are_refused_before_workers_start() -> None:

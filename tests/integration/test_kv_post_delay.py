@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A delay of 1 us per descriptor or region is found with a bound of 10 %, and nothing is found where there is none.
+"""A delay of 1 us per descriptor is found with a bound of 10 %, and nothing is found where there is none.
 
 NIXL itself cannot be made to need longer, so that the worker of one side waits. Both sides are launched in turn, as two
 runs are compared. The value of a launch is that of its fastest call, which no other process interrupted.
@@ -25,64 +25,18 @@ from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
 pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.soak]  # they compare times
 
-#: The planted delay of each descriptor or region in seconds, and the loss up to which a launch is unchanged.
+#: The planted delay of each descriptor in seconds, and the loss up to which a launch is unchanged.
 DELAY, MARGIN = 1e-6, 0.10
 #: 1024 descriptors of 64 bytes in each request: posts of larger ones also copy, and differ more from launch to launch.
 LAYOUT, BLOCKS = KvLayout(tensors=64, blocks=32, block_bytes=64), 16
-#: The regions of one registration, of a page each.
-REGIONS, PAGE = 1024, 4096
-#: The requests or registrations of a launch, so many that one of them is hardly disturbed on a busy machine.
+#: The requests of a launch, so many that one of them is hardly disturbed on a busy machine.
 CALLS = 200
-#: Loaded by a worker whose registrations last longer, by the number of their regions.
-SLOW_REGISTRATION = '''
-import sys
-
-if any(word.endswith("worker_main.py") or "/nixl/worker/" in word for word in sys.orig_argv):
-    import time
-
-    from pytest_nixl.checks.control_path import worker as control_path
-
-    class SlowAgent:
-        """An agent whose registrations last longer, by the number of their regions."""
-
-        def __init__(self, agent):
-            self._agent = agent
-
-        def __getattr__(self, name):
-            return getattr(self._agent, name)
-
-        def register_memory(self, regions, *others):
-            registered = self._agent.register_memory(regions, *others)
-            until = time.perf_counter() + len(regions) * PER_REGION
-            while time.perf_counter() < until:
-                pass
-            return registered
-
-    register = control_path.register
-
-    def slow(agent, **arguments):
-        return register(SlowAgent(agent), **arguments)
-
-    control_path.register = slow
-'''
-
-
-def slow_registration(folder: Path, *, per_region: float = 0.0) -> dict[str, str]:
-    """Return the environment of a worker whose registrations last longer.
-
-    :param folder: gets the module that plants the delay.
-    :param per_region: seconds that each region adds to a registration.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(f"PER_REGION = {per_region!r}\n{SLOW_REGISTRATION}")
-    return {"PYTHONPATH": str(folder)}
 
 
 def post_in_launch(settings: Settings, variables: Mapping[str, str]) -> float:
@@ -96,17 +50,6 @@ def post_in_launch(settings: Settings, variables: Mapping[str, str]) -> float:
         samples = KvLink(pair, LAYOUT, "WRITE", settings.timeout).measure(KvTraffic(BLOCKS), duration=0.3, least=CALLS)
     assert samples.corruption is None
     return samples.descriptors / samples.step("post", 0)
-
-
-def register_in_launch(settings: Settings, variables: Mapping[str, str]) -> float:
-    """Return the regions per second of the fastest registration of one launch."""
-    worker = LocalHost(supervisor()).start("agent", variables, settings.timeout, settings.start_timeout)
-    agent = NixlAgent.within(worker, backends=["UCX"], progress_thread=False)
-    try:
-        times = agent.run("pytest_nixl.checks.control_path.worker:register", count=REGIONS, size=PAGE, repeats=CALLS)
-    finally:
-        agent.close()
-    return REGIONS / min(float(registered) for registered, _ in times)
 
 
 def compare(healthy: Callable[[], float], other: Callable[[], float]) -> Verdict:
@@ -130,18 +73,4 @@ def test_a_microsecond_per_descriptor_in_post_is_found_and_nothing_where_there_i
     other = slow_post(tmp_path / "other", per_descriptor=delay)
     settings = make_settings()
     verdict = compare(lambda: post_in_launch(settings, healthy), lambda: post_in_launch(settings, other))
-    assert (verdict is Verdict.REGRESSED) is bool(delay)
-
-
-# In CI test_control_path_suite.py finds a longer one.
-@pytest.mark.whole
-@pytest.mark.parametrize("repeat", repeats())
-@pytest.mark.parametrize("delay", [pytest.param(0.0, id="healthy"), pytest.param(DELAY, id="delayed")])
-def test_a_microsecond_per_region_in_registration_is_found_and_nothing_where_there_is_none(
-    make_settings: Callable[..., Settings], tmp_path: Path, delay: float, repeat: int
-) -> None:
-    healthy = slow_registration(tmp_path / "healthy")  # both have the same code in the worker
-    other = slow_registration(tmp_path / "other", per_region=delay)
-    settings = make_settings()
-    verdict = compare(lambda: register_in_launch(settings, healthy), lambda: register_in_launch(settings, other))
     assert (verdict is Verdict.REGRESSED) is bool(delay)

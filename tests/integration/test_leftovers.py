@@ -284,7 +284,7 @@ def test_a_dying_etcd_fails_only_the_test_that_uses_it(tmp_path: Path, repeat: i
     )
     done = run(
         "test_dying.py", "--nixl-etcd-server=embedded", "--nixl-op=WRITE", "-rA", "--nixl-timeout=20s",
-        directory=tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"},
+        directory=tmp_path,
     )  # fmt: skip
     assert "FAILED test_dying.py::test_dies" in done.output
     for name in ("test_before", "test_link[UCX-WRITE-DRAM:DRAM]", "test_after"):

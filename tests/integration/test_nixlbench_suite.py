@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import Finished, run
+from helpers.cli_run import Finished, profile, run
 from helpers.nixlbench import standin
 
 from pytest_nixl.core.units import KIB
@@ -41,7 +41,8 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     path = tmp_path / "run.json"
     both = ("suites/bandwidth/test_bandwidth.py", SUITE)
     reports = f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}"
-    like = ("--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}")
+    any_speed = profile(tmp_path / "any.toml", "transports = ['cma']\nfloor = '1 KB/s'")
+    like = ("--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}", f"--nixl-profile={any_speed}")
     done = run(*both, *ONE_ROW, "-v", *like, f"--benchmark-json={path}", f"--nixl-store={tmp_path}", reports,
                env={"STANDIN_PLAY": "normal"})  # fmt: skip
     assert done.code == 0, done.output
@@ -70,20 +71,9 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     assert 'backend="nixlbench:UCX"' in (tmp_path / "rows.prom").read_text()
 
 
-def test_extra_flags_make_a_separate_row(program: str) -> None:
-    seeds = "--mode=MG --num_initiator_dev=8 --num_target_dev 8 --check_consistency=1"
-    # The recorded row of this block is a fast one.
-    more = ("--nixl-nixlbench-runtime=ETCD", "--nixl-blocks=128KiB")
-    bench(program, f"--nixl-nixlbench-args={seeds}", *more).expect(0, "nixlbench[MG8x8]:UCX  WRITE")
-
-
 def test_a_row_below_the_floor_fails(program: str, tmp_path: Path) -> None:
-    profile = tmp_path / "own.toml"
-    profile.write_text(
-        '[profile]\nname = "own"\nsummary = "made by a test"\n'
-        '[[expect]]\nbackend = ["UCX"]\nfloor = "5 GB/s"\nsource = "made by a test"\n'
-    )
-    done = bench(program, f"--nixl-profile={profile}")
+    expected = profile(tmp_path / "own.toml", "backend = ['UCX']\nfloor = '5 GB/s'")
+    done = bench(program, f"--nixl-profile={expected}")
     text = "nixlbench UCX WRITE DRAM:DRAM of 64KiB: 3.64 GB/s (29.1 Gb/s) is 73 % of the floor"
     # Beside others on this machine it fails no row.
     disturbed = f"INCONCLUSIVE: {text}" in done.output and "of this row's cores" in done.output
@@ -91,53 +81,51 @@ def test_a_row_below_the_floor_fails(program: str, tmp_path: Path) -> None:
     assert done.code == (0 if disturbed else 1)
 
 
-@pytest.mark.parametrize(
-    ("play", "lines"),
-    [
-        pytest.param(
-            "inconsistent:1",
-            ("CORRUPT nixlbench:UCX/WRITE", " says: Consistency check failed for iov 0:0", "--check_consistency=1"),
-            id="wrong-bytes",
-        ),
-        pytest.param(
-            "killed:1",
-            (
-                f"ERROR nixlbench:{OURS}: the target (nixlbench of rank 1 on ",
-                " was ended by SIGKILL during the run",
-                f"repeat: pytest {SUITE} ...--nixl-backend=UCX",
-                "0 rows measured",
-            ),
-            id="killed-rank",
-        ),
-    ],
-)
-def test_a_fault_of_nixlbench_fails_its_row(program: str, play: str, lines: tuple[str, ...]) -> None:
-    bench(program, play=play).expect(1, *lines)
-
-
-def test_an_unknown_flag_is_reported(program: str) -> None:
+SEEDS = "--mode=MG --num_initiator_dev=8 --num_target_dev 8 --check_consistency=1"
+NOTHING = "NIXL verdict: NOTHING CHECKED (1 MISSING, "
+#: By name: what the double plays, options, the exit code, and lines.
+RUNS = {
+    # The recorded row of this block is a fast one.
+    "extra flags make a separate row": (
+        "normal", (f"--nixl-nixlbench-args={SEEDS}", "--nixl-nixlbench-runtime=ETCD", "--nixl-blocks=128KiB"),
+        0, ("nixlbench[MG8x8]:UCX  WRITE",),
+    ),
+    "wrong bytes": (
+        "inconsistent:1", (), 1,
+        ("CORRUPT nixlbench:UCX/WRITE", " says: Consistency check failed for iov 0:0", "--check_consistency=1"),
+    ),
+    "a killed rank": (
+        "killed:1", (), 1,
+        (f"ERROR nixlbench:{OURS}: the target (nixlbench of rank 1 on ", " was ended by SIGKILL during the run",
+         f"repeat: pytest {SUITE} ...--nixl-backend=UCX", "0 rows measured"),
+    ),
     # A single flag as a separate argument looks like an option of pytest.
-    done = bench(program, "--nixl-nixlbench-args", "--no_such_flag=1")
-    done.expect(1, " has no --no_such_flag\n", "nixlbench --help")
+    "an unknown flag": (
+        "normal", ("--nixl-nixlbench-args", "--no_such_flag=1"), 1, (" has no --no_such_flag\n", "nixlbench --help"),
+    ),
+    "another program": ("normal", ("--nixl-nixlbench=/bin/true",), 1, ("(exit code 0 of nixlbench --help)",)),
+    "storage": (
+        "normal", ("--nixl-backend=POSIX",),
+        1, ("NOT-APPLICABLE nixlbench-bandwidth: POSIX moves bytes to storage", NOTHING),
+    ),
+    "no GPU": (
+        "normal", ("--nixl-memory=VRAM:VRAM",),
+        1, ("NOT-APPLICABLE nixlbench-bandwidth: VRAM:VRAM needs a GPU", NOTHING),
+    ),
+    "an etcd with TLS": (
+        "normal", ("--nixl-etcd=https://127.0.0.1:9", "--nixl-nixlbench-runtime=ETCD"),
+        1, ("NOT-APPLICABLE nixlbench-bandwidth: nixlbench cannot use this run's etcd", NOTHING),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("--nixl-backend=POSIX",), "POSIX moves bytes to storage"),
-        (("--nixl-memory=VRAM:VRAM",), "VRAM:VRAM needs a GPU"),
-        (
-            ("--nixl-etcd=https://127.0.0.1:9", "--nixl-nixlbench-runtime=ETCD"),
-            "nixlbench cannot use this run's etcd",
-        ),
-    ],
-)
-def test_rows_that_it_cannot_measure_are_not_applicable(program: str, arguments: tuple[str, ...], reason: str) -> None:
-    if "GPU" in reason and Path("/dev/nvidiactl").exists():
+@pytest.mark.parametrize(("play", "arguments", "code", "lines"), RUNS.values(), ids=RUNS)
+def test_a_run_with_the_double_says(
+    program: str, play: str, arguments: tuple[str, ...], code: int, lines: tuple[str, ...]
+) -> None:
+    if "VRAM" in str(arguments) and Path("/dev/nvidiactl").exists():
         pytest.skip("this host has a GPU")
-    bench(program, *arguments).expect(
-        1, f"NOT-APPLICABLE nixlbench-bandwidth: {reason}", "NIXL verdict: NOTHING CHECKED (1 MISSING, "
-    )
+    bench(program, *arguments, play=play).expect(code, *lines)
 
 
 def test_without_nixlbench_its_rows_are_not_applicable() -> None:
@@ -147,10 +135,6 @@ def test_without_nixlbench_its_rows_are_not_applicable() -> None:
         "MISSING whole-run: nothing was checked, because the only check was skipped: this host has no nixl",
         "NIXL verdict: NOTHING CHECKED (1 MISSING, 1 NOT-APPLICABLE; 0 rows measured)",
     )
-
-
-def test_a_program_that_is_not_nixlbench_is_reported() -> None:
-    run(SUITE, *ONE_ROW, "--nixl-nixlbench=/bin/true").expect(1, "(exit code 0 of nixlbench --help)")
 
 
 def test_row_keys_of_other_programs_are_distinguished() -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.long
 
 Server: TypeAlias = "S3Server | Azurite"
 MakePairs = Callable[..., Launches]
-Start = Callable[..., "S3Server | Azurite"]
+Start = Callable[..., Server]
 Judge = Callable[..., Judgement]
 BLOCK = 65536
 #: A fault is named within this time, in seconds.
@@ -45,22 +45,45 @@ def plugin(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def start(plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Return a function that starts a server of the plugin, and names it by the variables that the plugin reads."""
-    started: list[Server] = []
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
-    def start(tls: Certificates | None = None) -> Server:
-        if plugin == "OBJ":
-            started.append(S3Server(tls))
-            use_s3(monkeypatch, started[0].url)
-        else:
-            started.append(Azurite(tmp_path, tls))
-            use_azure(monkeypatch, started[0].url)
-        return started[0]
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[tuple[str, bool], Server]]:
+    """The servers that several tests ask: one of each plugin and with or without TLS."""
+    started: dict[tuple[str, bool], Server] = {}
+    yield started
+    for server in started.values():
+        server.kill()
+
+
+@pytest.fixture
+def start(
+    plugin: str, servers: dict[tuple[str, bool], Server], certificates: Certificates, monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Start]:  # fmt: skip
+    """Return a function that names a server of the plugin by the variables that the plugin reads.
+
+    It is that of other tests, too, unless this one disturbs it.
+    """
+    disturbed: list[Server] = []
+
+    def start(*, tls: bool = False, disturb: bool = False) -> Server:
+        server = servers.get((plugin, tls))
+        if server is None or disturb:
+            spoken = certificates if tls else None
+            server = S3Server(spoken) if plugin == "OBJ" else Azurite(tmp_path_factory.mktemp("azurite"), spoken)
+            if disturb:
+                disturbed.append(server)
+            else:
+                servers[plugin, tls] = server
+        (use_s3 if plugin == "OBJ" else use_azure)(monkeypatch, server.url)
+        return server
 
     yield start
-    for server in started:
+    for server in disturbed:
         server.kill()
 
 
@@ -100,7 +123,7 @@ def unread(url: str) -> bool:
 def test_a_server_that_dies_with_a_request_in_its_hands_is_named_before_the_row_is_late(
     plugin: str, op: str, held: bool, start: Start, make_pairs: MakePairs
 ) -> None:
-    server = start()
+    server = start(disturb=True)
     # NIXL's OBJ tries again for 25 s after a connection ended, and for minutes if no answer comes.
     late = 300.0
     moved = link(make_pairs(timeout=late), plugin, op)
@@ -135,10 +158,9 @@ def test_a_server_that_dies_with_a_request_in_its_hands_is_named_before_the_row_
 
 
 def test_a_server_whose_certificate_is_trusted_passes(
-    plugin: str, start: Start, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plugin: str, start: Start, judge: Judge, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certificates = make_certificates(tmp_path)
-    server = start(certificates)
+    server = start(tls=True)
     parameters: tuple[BackendParameter, ...] = (BackendParameter("OBJ", "ca_bundle", str(certificates.authority)),)
     if plugin == "AZURE_BLOB":
         monkeypatch.setenv("AZURE_CA_BUNDLE", str(certificates.authority))
@@ -151,10 +173,10 @@ def test_a_server_whose_certificate_is_trusted_passes(
 
 @pytest.mark.parametrize("plugin", ["OBJ"], indirect=True)
 def test_a_variable_with_certificates_that_nixl_does_not_read_is_named(
-    plugin: str, start: Start, judge: Judge, make_pairs: MakePairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certificates = make_certificates(tmp_path)
-    server = start(certificates)
+    plugin: str, start: Start, judge: Judge, make_pairs: MakePairs, certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    server = start(tls=True)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.authority))
     remedy = f"use --nixl-backend-params=OBJ:ca_bundle={certificates.authority}, and give the engine's OBJ"
     judged = judge()
@@ -177,12 +199,10 @@ def test_a_server_whose_certificate_is_not_trusted_is_named(
     plugin: str, named: bool, start: Start, judge: Judge, make_pairs: MakePairs, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    server = start(make_certificates(tmp_path))
+    server = start(tls=True)
     variable = "AWS_CA_BUNDLE" if plugin == "OBJ" else "AZURE_CA_BUNDLE"
     if named:
-        other = tmp_path / "other"
-        other.mkdir()
-        monkeypatch.setenv(variable, str(make_certificates(other).authority))
+        monkeypatch.setenv(variable, str(make_certificates(tmp_path).authority))
     with named_in_time():
         judged = judge()
     assert judged.verdict is Verdict.FAIL
@@ -194,7 +214,7 @@ def test_a_server_whose_certificate_is_not_trusted_is_named(
 
 
 def test_a_server_that_never_answers_is_named(plugin: str, start: Start, judge: Judge) -> None:
-    server = start()
+    server = start(disturb=True)
     server.hold()
     with named_in_time():
         judged = judge()

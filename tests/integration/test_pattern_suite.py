@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import profile, run
+from helpers.cli_run import ROOT, profile, run
+from helpers.pytester_run import run_pytest
 
 pytestmark = pytest.mark.long
 
@@ -83,32 +84,25 @@ def test_a_corrupted_flow_is_named_and_no_other() -> None:
     ]  # fmt: skip
 
 
-def test_without_a_pattern_a_run_of_all_suites_has_no_test_of_it() -> None:
-    run("suites", "--collect-only", "-q").expect(0, "suites/bandwidth", never=["pattern"])
-    run("--pyargs", "pytest_nixl.suites", "--collect-only", "-q").expect(0, never=["pattern"])
-    done = run("suites", "--collect-only", "-q", "--nixl-pattern=incast")
-    done.expect(0, "suites/pattern/test_pattern.py")
+def test_without_a_pattern_a_run_of_all_suites_has_no_test_of_it(pytester: pytest.Pytester) -> None:
+    both = (str(ROOT / "suites"), "--pyargs", "pytest_nixl.suites")
+    done = run_pytest(pytester, *both, "--collect-only", "-q", in_process=True)
+    assert any("suites/bandwidth" in line for line in done.outlines), done.outlines
+    assert [line for line in done.outlines if "pattern" in line] == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "tests"),
     [
-        ((SUITE,), 4),
+        ((str(ROOT / SUITE),), 4),
         (("--pyargs", "pytest_nixl.suites.pattern"), 4),
         (("--pyargs", "pytest_nixl.suites.pattern.test_pattern::test_no_flow_starves_beside_the_others"), 1),
     ],
     ids=["path", "package", "module"],
 )
-def test_a_run_of_this_suite_without_a_pattern_says_what_to_give(arguments: tuple[str, ...], tests: int) -> None:
-    run(*arguments).expect(1, f"{tests} NOT-APPLICABLE", "give --nixl-pattern=incast")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("incst", "incst cannot be read: No such file or directory: expected pairs, incast, outcast or alltoall"),
-        ("incast:2", "incast:2: expected 3 to 1024 ranks for incast"),
-    ],
-)
-def test_a_pattern_that_does_not_exist_is_a_usage_error(text: str, message: str) -> None:
-    run(SUITE, f"--nixl-pattern={text}").expect(4, f"--nixl-pattern: {message}", never=["Traceback"])
+def test_a_run_of_this_suite_without_a_pattern_says_what_to_give(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], tests: int
+) -> None:
+    done = run_pytest(pytester, *arguments, in_process=True)
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(["*give --nixl-pattern=incast*", f"*, {tests} NOT-APPLICABLE;*"])

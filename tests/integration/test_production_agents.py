@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from helpers.cli_run import bandwidth, run
-from helpers.records import record, write
 
 pytestmark = pytest.mark.long
 
@@ -77,10 +76,3 @@ def test_agents_of_an_engine_are_in_header_key_record_and_repeat_command(tmp_pat
     assert done.code == 1
     repeats = [line for line in done.output.splitlines() if "pytest suites/bandwidth" in line]
     assert any("--nixl-progress-thread=on" in line and "--nixl-agent=vllm" in line for line in repeats), done.output
-
-
-def test_rows_of_different_agents_are_never_compared(tmp_path: Path, no_floor: str) -> None:
-    baseline = write(tmp_path / "run.json", record("nixl:1", {ROW: [1e5] * 5}))  # a row of the same agents is slower
-    done = bandwidth("-v", "--nixl-op=WRITE", no_floor, f"--nixl-baseline={baseline}", "--nixl-progress-thread=on")
-    assert re.search(r"^UCX +WRITE +DRAM:DRAM +64KiB +1 +1 +progress-thread=on ", done.output, re.M), done.output
-    assert not re.search(r"REGRESSED|UNCHANGED|IMPROVED", done.output), done.output

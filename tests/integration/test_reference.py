@@ -45,13 +45,6 @@ def headings(page: str) -> set[str]:
     return {line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")}
 
 
-@pytest.mark.whole  # tox -e docs begins with this check
-def test_generated_pages_are_up_to_date(generate: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    code = generate.main(["--check"])
-    assert capsys.readouterr().err == ""
-    assert code == 0
-
-
 def test_pytest_declares_the_options_of_the_settings(generate: Any) -> None:
     assert generate.OPTION_TABLE.read_text(encoding="utf-8") == generate.option_table()
 

@@ -75,25 +75,25 @@ class Objects:
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("use", USES)
-def test_an_object_of_another_worker_is_refused_before_anything_is_sent(agents: Agents, use: str) -> None:
-    kind, call = USES[use]
+def test_an_object_of_another_worker_is_refused_before_anything_is_sent(agents: Agents) -> None:
     native, foreign = (Objects(agent) for agent in agents.start_each(["b", "a"], backends=["UCX"]))
-    foreign_ref, b = foreign.refs[kind], native.agent
-    assert foreign_ref.number == native.refs[kind].number, "by its number it would be an object of b"
+    b = native.agent
     b.worker.signal(signal.SIGSTOP)  # so that a request would end at its deadline
-    with pytest.raises(WorkerError) as caught:
-        call(b, foreign_ref)
+    for use, (kind, call) in USES.items():
+        assert foreign.refs[kind].number == native.refs[kind].number, "by its number it would be an object of b"
+        with pytest.raises(WorkerError) as caught:
+            call(b, foreign.refs[kind])
+        assert caught.value.reason == (
+            f"{use!r} of agent 'b' ({b.worker.name}) was given a {kind} of agent 'a' ({foreign.agent.worker.name}), "
+            "and an object can be used only in its own worker"
+        )
     b.worker.signal(signal.SIGCONT)
-    assert caught.value.reason == (
-        f"{use!r} of agent 'b' ({b.worker.name}) was given a {kind} of agent 'a' ({foreign.agent.worker.name}), "
-        "and an object can be used only in its own worker"
-    )
     # A successor gets the numbers of the agent that has ended.
     foreign.agent.close()
     successor = Objects(agents.start("a", backends=["UCX"])).agent
-    with pytest.raises(WorkerError, match=r"was given a .* of agent 'a' \(.*, which has ended\), and an object"):
-        call(successor, foreign_ref)
+    for kind, call in USES.values():
+        with pytest.raises(WorkerError, match=r"was given a .* of agent 'a' \(.*, which has ended\), and an object"):
+            call(successor, foreign.refs[kind])
     assert successor.worker.alive
 
 

@@ -84,6 +84,13 @@ def test_a_count_that_is_altered_or_missing_fails_with_its_name(started: Agents,
     }
 
 
+def refused_with_other_lengths(pair: MeasuredAgents) -> None:
+    """Assert that a refusal is counted, or is the finding."""
+    failure = count_failure(pair, "READ", pair.transfer_of_other_lengths)
+    assert failure.status == "invalid_param"
+    assert failure.counted in ({}, {"invalid_param": 1})
+
+
 def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) -> None:
     pair = MeasuredAgents(started, BUFFER, tmp_path)
     counts = pair.known[INITIATOR].counts.copy()
@@ -95,24 +102,16 @@ def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) 
     assert judgement.verdict is Verdict.FAIL
     assert "agent_tx_bytes of agent telemetry-initiator is 65536, expected 0" in judgement.reason
     assert "agent_tx_requests_num of agent telemetry-initiator is 1, expected 0" in judgement.reason
+    refused_with_other_lengths(pair)
 
 
 def test_the_death_of_an_agent_is_counted_or_is_the_finding(started: Agents, tmp_path: Path) -> None:
     pair = MeasuredAgents(started, PROMETHEUS, tmp_path)
+    refused_with_other_lengths(pair)
     pair.move("WRITE", count=1, size=4 << 10)
     failure = count_failure(pair, "WRITE", pair.transfer_to_dead_target)
     assert failure.status == "remote_disconnect"
     assert failure.counted in ({}, {"remote_disconnect": 1})
-
-
-@pytest.mark.parametrize("exporter", [BUFFER, PROMETHEUS])
-def test_a_refusal_of_other_lengths_is_counted_or_is_the_finding(
-    started: Agents, tmp_path: Path, exporter: str
-) -> None:
-    pair = MeasuredAgents(started, exporter, tmp_path)
-    failure = count_failure(pair, "READ", pair.transfer_of_other_lengths)
-    assert failure.status == "invalid_param"
-    assert failure.counted in ({}, {"invalid_param": 1})
 
 
 def test_an_image_without_the_exporter_is_not_applicable(

@@ -38,6 +38,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import ReadOutcome
+from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.settings import read_settings
 from suites.uri_validation.corpus import load_corpus
@@ -183,30 +184,14 @@ def test_the_suite_names_each_fault_of_a_deployment_and_its_findings(etcd: Etcd,
     )
 
 
-SPEAKS_TLS = ("that etcd speaks TLS", "run `etcd grpc-proxy start --endpoints https://")
+@pytest.fixture(scope="module")
+def mutual(certificates: Certificates) -> Iterator[Etcd]:
+    """An etcd that wants a certificate of its clients."""
+    with running_etcd(*certificates.mutual(certificates.server), scheme="https") as started:
+        yield started
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason", "remedy"),
-    [
-        ("tls", *SPEAKS_TLS),
-        ("mutual", *SPEAKS_TLS),
-        ("password", "that etcd asks for a user and password", "a grpc-proxy does not help here"),
-    ],
-)
-def test_a_secured_etcd_is_reported_with_a_remedy(
-    kind: str, reason: str, remedy: str, certificates: Certificates, judge: Judge
-) -> None:
-    client = {"ETCDCTL_CERT": certificates.client, "ETCDCTL_KEY": certificates.client}
-    options, credentials = {
-        "tls": (certificates.tls(certificates.server), {"ETCDCTL_CACERT": certificates.ca}),
-        "mutual": (certificates.mutual(certificates.server), {"ETCDCTL_CACERT": certificates.ca, **client}),
-        "password": ([], {"ETCDCTL_USER": "root:pw"}),
-    }[kind]
-    with running_etcd(*options, scheme="https" if options else "http") as etcd:
-        if kind == "password":
-            turn_authentication_on(etcd.url)
-        judgements = judge(NIXL_ETCD_ENDPOINTS=etcd.url, **credentials)
+def assert_secured(judgements: dict[str, Judgement], reason: str, remedy: str) -> None:
     assert judgements["healthy"].verdict is Verdict.PASS, "pytest-nixl's own client has access"
     assert judgements["publish"].verdict is Verdict.FAIL
     assert reason in judgements["publish"].reason
@@ -214,34 +199,43 @@ def test_a_secured_etcd_is_reported_with_a_remedy(
     assert "pw" not in str(judgements)
 
 
+def test_an_etcd_with_tls_is_reported_with_a_remedy(mutual: Etcd, certificates: Certificates, judge: Judge) -> None:
+    client = {"ETCDCTL_CERT": certificates.client, "ETCDCTL_KEY": certificates.client}
+    judgements = judge(NIXL_ETCD_ENDPOINTS=mutual.url, ETCDCTL_CACERT=certificates.ca, **client)
+    assert_secured(judgements, "that etcd speaks TLS", "run `etcd grpc-proxy start --endpoints https://")
+
+
+def test_an_etcd_with_a_password_is_reported_with_a_remedy(judge: Judge) -> None:
+    with running_etcd() as etcd:
+        turn_authentication_on(etcd.url)
+        judgements = judge(NIXL_ETCD_ENDPOINTS=etcd.url, ETCDCTL_USER="root:pw")
+    assert_secured(judgements, "that etcd asks for a user and password", "a grpc-proxy does not help here")
+
+
 def test_an_etcd_with_mutual_tls_is_reachable_through_a_grpc_proxy(
-    certificates: Certificates, agents: Agents, tmp_path: Path
+    mutual: Etcd, certificates: Certificates, agents: Agents, tmp_path: Path
 ) -> None:
-    options = certificates.mutual(certificates.server)
-    with running_etcd(*options, scheme="https") as etcd:
-        (port,) = free_ports(1)
-        # The proxy reads the first block of the file, which must not be the key.
-        certificate = tmp_path / "certificate.pem"
-        certificate.write_text(_certificate_alone(certificates.client))
-        proxy = supervisor().spawn(
-            [etcd_binary(), "grpc-proxy", "start", f"--endpoints={etcd.url}", f"--cacert={certificates.ca}",
-             f"--cert={certificate}", f"--key={certificates.client}", f"--listen-addr=127.0.0.1:{port}"],
-            log=f"proxy-{port}.log",
-        )  # fmt: skip
-        try:
-            environment = {"NIXL_ETCD_ENDPOINTS": f"http://127.0.0.1:{port}", "NIXL_ETCD_NAMESPACE": "/proxied"}
-            _wait_for_port(port)
-            first, second = (
-                agents.start(name, environment=environment, listen_thread=True) for name in ("first", "second")
-            )
-            client_certificate = certificates.client
-            with connect(
-                [etcd.endpoint], cacert=certificates.ca, cert=client_certificate, key=client_certificate
-            ) as client:
-                _meet(first, second, client)
-                _meet(second, first, client)
-        finally:
-            supervisor().stop(proxy)
+    (port,) = free_ports(1)
+    # The proxy reads the first block of the file, which must not be the key.
+    certificate = tmp_path / "certificate.pem"
+    certificate.write_text(_certificate_alone(certificates.client))
+    proxy = supervisor().spawn(
+        [etcd_binary(), "grpc-proxy", "start", f"--endpoints={mutual.url}", f"--cacert={certificates.ca}",
+         f"--cert={certificate}", f"--key={certificates.client}", f"--listen-addr=127.0.0.1:{port}"],
+        log=f"proxy-{port}.log",
+    )  # fmt: skip
+    try:
+        environment = {"NIXL_ETCD_ENDPOINTS": f"http://127.0.0.1:{port}", "NIXL_ETCD_NAMESPACE": "/proxied"}
+        _wait_for_port(port)
+        first, second = (
+            agents.start(name, environment=environment, listen_thread=True) for name in ("first", "second")
+        )
+        key = certificates.client
+        with connect([mutual.endpoint], cacert=certificates.ca, cert=key, key=key) as client:
+            _meet(first, second, client)
+            _meet(second, first, client)
+    finally:
+        supervisor().stop(proxy)
 
 
 def _certificate_alone(file: str) -> str:
@@ -316,10 +310,11 @@ def test_an_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None
     )
 
 
-@pytest.fixture
-def library(agents: Agents) -> EtcdLibrary:
+@pytest.fixture(scope="module")
+def library(make_settings: Callable[..., Settings]) -> EtcdLibrary:
     """The etcd client library that the real NIXL loads."""
-    results = loaded_etcd_client(agents.start(backends=[]).worker.pid)
+    with Agents(LocalHost(supervisor()), make_settings()) as agents:
+        results = loaded_etcd_client(agents.start(backends=[]).worker.pid)
     assert results is not None
     return results
 

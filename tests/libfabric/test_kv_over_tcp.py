@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from helpers.cli_run import profile
 from helpers.namespaces import Host, one_host, require_tools
-from test_real_libfabric import ACCEPTS_TCP, DRAM, run_in
+from test_real_libfabric import DRAM
 
 from pytest_nixl.checks.kv_cache.blocks import KvLayout
-from pytest_nixl.checks.kv_cache.check import WAYS
 from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.settings import Settings
@@ -50,14 +46,3 @@ def test_ten_thousand_descriptors_are_verified_over_tcp(
     assert samples.corruption is None
     assert samples.descriptors == 10_048
     assert samples.transports == ("tcp/veth0",)
-
-
-@pytest.mark.whole  # test_suites.py has the two ways of the level standard
-def test_every_way_moves_the_right_blocks_over_tcp(host: Host, tmp_path: Path) -> None:
-    done = run_in(
-        host, "suites/kv_cache", "-v", "--nixl-backend=LIBFABRIC", "--nixl-kv-tokens=64", "--nixl-level=extended",
-        f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}",
-    )  # fmt: skip
-    assert done.code == 0, done.output
-    matches = re.findall(r"^LIBFABRIC +(\S+) .* kv=([^,]+),\S+ .* tcp/veth0 +PASS$", done.output, re.MULTILINE)
-    assert sorted(matches) == sorted((op, method) for op in ("READ", "WRITE") for method in WAYS)

@@ -57,14 +57,6 @@ def test_misuse_ends_in_findings_or_is_survived(host: Host) -> None:
     assert "(6 PASS; 0 rows measured)" in done.output
 
 
-@pytest.mark.whole  # tests/unit/checks/test_endurance.py judges such figures
-def test_memory_of_deleted_agents_is_a_known_limit(host: Host) -> None:
-    done = run_in(host, "suites/endurance", "-k", "with_agents", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
-    assert done.code == 0, done.output
-    assert re.search(r"growth-heap +LIBFABRIC agent +[12]\.\d+ KB  at most 3\.07 KB", done.output), done.output
-    assert "1 known limit of NIXL 1.5.0, seen only under conditions that the checks made" in done.output
-
-
 @pytest.mark.whole
 def test_faults_of_transfers_end_in_findings_or_are_survived(host: Host) -> None:
     done = run_in(
