@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -27,7 +28,7 @@ from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_errors import WorkerError, WorkerHungError
+from pytest_nixl.processes.worker_errors import GpuFullError, WorkerError, WorkerHungError
 
 DRAM = MemoryPair("DRAM", "DRAM")
 MakePairs = Callable[..., Launches]
@@ -145,7 +146,7 @@ def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
             for count, *counts in ((2, 1, 1), (5, 3, 4), (8, 3, 4), (64, 6, 32))
         ],
         ([(0, 2), (0, 3)], 1, 2),
-        ([(0, 2), (0, 3), (1, 2)], 1, 2),
+        ([(0, 2), (3, 0), (2, 1)], 1, 2),
     ],
 )
 def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
@@ -175,7 +176,7 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
     monkeypatch.setattr(measure_launch, "results", answer)
     measure_launch.connect_partners(cast(Any, [agent(number) for number in range(64)]), every)
     assert sorted(added) == sorted([*every, *((other, first) for first, other in every)])
-    assert sorted(connected) == every
+    assert sorted(connected) == sorted(tuple(sorted(pair)) for pair in every)
     assert len(batches) == 3 * turns
     assert not any(asking & polling for asking, polling in batches)
     assert all(seconds > timeout for seconds, timeout, _ in served), "a rank answers after its last poll"
@@ -226,9 +227,14 @@ def test_an_error_between_different_releases_names_them_once(workers: list[Any],
 
 
 class AgentOfEnd:
-    """An agent that keeps what it registers. It is a double, because no machine of CI has GPU memory."""
+    """An agent that keeps what it registers. It is a double, because no machine of CI has GPU memory.
 
-    def __init__(self) -> None:
+    :param room: the largest buffer for which its GPU has memory.
+    """
+
+    def __init__(self, *types: str, room: int = 1 << 30) -> None:
+        self._types, self._room = types or ("DRAM_SEG", "BLK_SEG"), room
+        self.freed: list[int] = []
         self.registered: list[Any] = []
         self.ended: list[str] = []
         self.worker = SimpleNamespace(
@@ -240,11 +246,20 @@ class AgentOfEnd:
         self.ended.append("closed")
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
-        return ["DRAM_SEG", "BLK_SEG"]
+        return list(self._types)
 
     def request_buffer(self, size: int, memory: str, **given: Any) -> Any:
-        buffer = SimpleNamespace(size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0), **given)
-        return SimpleNamespace(result=lambda: buffer)
+        buffer = SimpleNamespace(
+            size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0),
+            free=lambda: self.freed.append(size), **given,
+        )  # fmt: skip
+
+        def result() -> Any:
+            if size > self._room:
+                raise GpuFullError(f"no room for {size}", "end others")
+            return buffer
+
+        return SimpleNamespace(result=result)
 
     def register_memory(self, parts: list[Any], memory: str) -> None:
         self.registered.append((parts, memory))
@@ -292,41 +307,98 @@ class LaunchedWorker:
         self.told.append("killed")
 
 
-@pytest.fixture
-def launch(
-    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, MemoryPair, Sequence[LaunchedWorker]], tuple[Launch, list[Any]]]:
-    """Launch a pair of such workers, of a backend and memory. Return it and what its agents are created with."""
+Make = Callable[..., tuple[Launch, list[Any]]]
 
-    def make(backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker]) -> tuple[Launch, list[Any]]:
+
+@pytest.fixture
+def launch(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Launch a pair of such workers. Return it and, in order, what is started, created and connected."""
+
+    def make(
+        backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker], ends: Sequence[AgentOfEnd] = (),
+        **more: Any,
+    ) -> tuple[Launch, list[Any]]:  # fmt: skip
         created: list[Any] = []
 
         def within_each(started: Sequence[Any], **given: Any) -> list[AgentOfEnd]:
-            created.extend([started, given["progress_thread"]])
-            return [AgentOfEnd() for _ in started]
+            created.append((started, given["backends"], given["progress_thread"]))
+            return list(ends) or [AgentOfEnd() for _ in started]
+
+        def start(worker: LaunchedWorker, role: str, environment: Any, *limits: float) -> LaunchedWorker:
+            created.append((role, environment.get("A"), *limits))
+            return worker
 
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
-        monkeypatch.setattr(measure_launch, "connect_partners", lambda agents, _: created.append(tuple(agents)))
-        hosts: Any = [SimpleNamespace(start=lambda *_, worker=worker: worker) for worker in workers]
-        return Launch(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), created
+        monkeypatch.setattr(measure_launch, "connect_partners", lambda *given: created.append(given))
+        hosts: Any = [SimpleNamespace(start=partial(start, worker)) for worker in workers]
+        settings = make_settings(progress_thread=("off", "on"), timeout=7.0, start_timeout=9.0)
+        return Launch(hosts, settings, BACKENDS[backend], memory, 64, **more), created
 
     return make
 
 
-def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(launch: Any) -> None:
+def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(launch: Make) -> None:
     worker, unused = LaunchedWorker(), LaunchedWorker()
-    pair, agents = launch("POSIX", MemoryPair("DRAM", "FILE"), [worker, unused])
-    assert agents == [[worker], False]
+    pair, created = launch("POSIX", MemoryPair("DRAM", "FILE"), [worker, unused])
+    assert created == [("initiator", None, 7.0, 9.0), ([worker], ["POSIX"], False)]
     assert pair.initiator is pair.target
+    assert [buffer.memory for buffer in cast(Any, pair.initiator).registered] == ["DRAM", "FILE"]
     assert worker.told == []
 
 
-def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(launch: Any) -> None:
+def test_a_launch_starts_both_workers_and_connects_agents_with_registered_buffers(launch: Make) -> None:
+    workers, ends = [LaunchedWorker("a", "b"), LaunchedWorker("a", "b")], [AgentOfEnd("VRAM_SEG") for _ in range(2)]
+    pair, created = launch(
+        "UCX", MemoryPair("VRAM", "VRAM"), workers, ends, variables=({"A": "1"}, {"A": "2"}), alignment=8,
+        devices=DevicePair(1, 0), agent_options=AgentOptions(progress_thread=True), pages="base",
+    )  # fmt: skip
+    assert created == [
+        ("initiator", "1", 7.0, 9.0), ("target", "2", 7.0, 9.0), (workers, ["UCX"], True), (ends, [(0, 1)]),
+    ]  # fmt: skip
+    assert [worker.told for worker in workers] == [[("activate", {"device": 1})], [("activate", {"device": 0})]]
+    buffers = [buffer for end in ends for buffer in end.registered]
+    assert [(buffer.size, buffer.device, buffer.alignment, buffer.pages) for buffer in buffers] == [
+        (64, 1, 8, "base"), (64, 0, 8, "base")
+    ]  # fmt: skip
+    assert (list(pair.buffers), pair.capacity, pair.shortage) == (buffers, 64, None)
+    for waits in ((1.0, 2.0), (2.0, 1.0)):
+        for buffer, seconds in zip(buffers, waits, strict=True):
+            buffer.gpu_wait = lambda seconds=seconds: seconds
+        assert pair.kernel_seconds() == 2.0
+
+
+@pytest.mark.parametrize(("rooms", "capacity"), [((64, 64), 64), ((64, 40), 32), ((16, 32), 16), ((16, 8), None)])
+def test_a_launch_takes_the_largest_buffers_for_which_both_gpus_have_memory(
+    launch: Make, rooms: tuple[int, int], capacity: int | None
+) -> None:
+    ends = [AgentOfEnd("VRAM_SEG", room=room) for room in rooms]
+    workers = [LaunchedWorker("a"), LaunchedWorker("b")]
+    if capacity is None:
+        with pytest.raises(GpuFullError, match="no room for 16"):
+            launch("UCX", MemoryPair("VRAM", "VRAM"), workers, ends, smaller=(32, 16))
+        assert [worker.told[-1] for worker in workers] == ["killed"] * 2
+    else:
+        pair, _ = launch("UCX", MemoryPair("VRAM", "VRAM"), workers, ends, smaller=(32, 16))
+        assert (pair.capacity, [buffer.size for buffer in pair.buffers]) == (capacity, [capacity] * 2)
+        assert str(pair.shortage and pair.shortage.reason) == (
+            f"no room for {2 * capacity}" if capacity < 64 else "None"
+        )
+    tried = [64, 32, 16][: [64, 32, 16].index(capacity or 16) + (capacity is None)]
+    assert [end.freed for end in ends] == [[size for size in tried if size <= room] for room in rooms]
+
+
+def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(launch: Make) -> None:
     first, other = LaunchedWorker("a", "b"), LaunchedWorker("c", "a", "b")
     with pytest.raises(NotApplicableError, match="but UCX supports only BLK and DRAM"):
         launch("UCX", MemoryPair("VRAM", "VRAM"), [first, other])
     assert first.told == [("activate", {"device": 0}), "killed"]
     assert other.told == [("activate", {"device": 0}), "killed"]
+
+
+def test_a_worker_has_the_variables_of_its_backend_that_the_user_has_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_NIXL_SET", "mine")
+    backend = cast(Any, SimpleNamespace(environment=lambda environ: {"PYTEST_NIXL_SET": "1", "PYTEST_NIXL_NEW": "2"}))
+    assert measure_launch.worker_environment(backend) == {"NIXL_ETCD_ENDPOINTS": None, "PYTEST_NIXL_NEW": "2"}
 
 
 @pytest.mark.parametrize(
