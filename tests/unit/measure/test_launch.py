@@ -67,31 +67,6 @@ def test_the_row_says_how_its_agents_were_created(make_pairs: MakePairs) -> None
 
 
 @pytest.mark.long
-def test_the_run_decides_unless_a_link_says_otherwise(make_pairs: MakePairs) -> None:
-    pairs = make_pairs(progress_thread=("on",))
-    assert link(pairs).key(65536).variant == (("progress-thread", "on"),)
-    assert link(pairs, AgentOptions(progress_thread=False)).key(65536).variant == ()
-
-
-@pytest.mark.long
-def test_a_row_is_measured_again_with_its_own_agents(make_pairs: MakePairs) -> None:
-    pairs = make_pairs(progress_thread=("off", "on"))
-    row = link(pairs, AgentOptions(progress_thread=True)).key(65536)
-    assert pairs.link_of(row, (0, 1)).key(65536) == row
-
-
-@pytest.mark.long
-def test_no_other_pair_runs_beside_one_with_a_progress_thread(make_pairs: MakePairs) -> None:
-    pairs = make_pairs()
-    plain = link(pairs)
-    progress = link(pairs, AgentOptions(progress_thread=True))
-    assert not plain.initiator.worker.alive
-    assert link(pairs, AgentOptions(progress_thread=True)).initiator.worker.pid == progress.initiator.worker.pid
-    link(pairs)
-    assert not progress.initiator.worker.alive
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("progress", [False, True])
 def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: MakePairs, progress: bool) -> None:
     # UCX over TCP needs the target's progress; the memory copy of one host does not.
@@ -325,7 +300,7 @@ def launch(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPat
             return list(ends) or [AgentOfEnd() for _ in started]
 
         def start(worker: LaunchedWorker, role: str, environment: Any, *limits: float) -> LaunchedWorker:
-            created.append((role, environment.get("A"), *limits))
+            created.append((role, environment.get("A"), environment["NIXL_ETCD_ENDPOINTS"], *limits))
             return worker
 
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
@@ -340,7 +315,7 @@ def launch(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPat
 def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(launch: Make) -> None:
     worker, unused = LaunchedWorker(), LaunchedWorker()
     pair, created = launch("POSIX", MemoryPair("DRAM", "FILE"), [worker, unused])
-    assert created == [("initiator", None, 7.0, 9.0), ([worker], ["POSIX"], False)]
+    assert created == [("initiator", None, None, 7.0, 9.0), ([worker], ["POSIX"], False)]
     assert pair.initiator is pair.target
     assert [buffer.memory for buffer in cast(Any, pair.initiator).registered] == ["DRAM", "FILE"]
     assert worker.told == []
@@ -353,7 +328,7 @@ def test_a_launch_starts_both_workers_and_connects_agents_with_registered_buffer
         devices=DevicePair(1, 0), agent_options=AgentOptions(progress_thread=True), pages="base",
     )  # fmt: skip
     assert created == [
-        ("initiator", "1", 7.0, 9.0), ("target", "2", 7.0, 9.0), (workers, ["UCX"], True), (ends, [(0, 1)]),
+        ("initiator", "1", None, 7.0, 9.0), ("target", "2", None, 7.0, 9.0), (workers, ["UCX"], True), (ends, [(0, 1)]),
     ]  # fmt: skip
     assert [worker.told for worker in workers] == [[("activate", {"device": 1})], [("activate", {"device": 0})]]
     buffers = [buffer for end in ends for buffer in end.registered]

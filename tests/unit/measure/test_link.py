@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import re
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -33,8 +32,6 @@ from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import HUGE, RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
-from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.backends.ucx import UcxBackend
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import GpuFullError, NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker
@@ -46,16 +43,6 @@ MakePairs = Callable[..., Launches]
 
 def link(pairs: Launches, op: str = "WRITE") -> Link:
     return pairs.link("UCX", op, DRAM)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_window_has_at_least_depth_transfers(make_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")  # slow enough that all transfers in flight take more than 10 ms
-    block, depth = 4 << 20, 32
-    samples = link(make_pairs(blocks=(block,), depth=(depth,), duration=0.0), op).measure(block, depth=depth)
-    assert samples.corruption is None
-    assert min(samples.transfers) >= depth
 
 
 #: Rows of the tests that share workers: block, batch and depth.
@@ -153,29 +140,6 @@ def test_each_host_is_asked_once_what_its_devices_have_lost_and_not_again_if_it_
     assert hosts == ["loss_counters a", "loss_counters b", "loss_counters a"]
 
 
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-@pytest.mark.parametrize("notify", ["last", "each"])
-def test_each_transfer_carries_a_notification_if_that_is_asked_for(
-    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, op: str, notify: str
-) -> None:
-    one_link = link(shared_pairs(notify=notify, iterations=400, warmup=0, duration=0.0, blocks=(4096,)), op)
-    sent: list[dict[str, Any]] = []
-    request = one_link.initiator.worker.request
-
-    def listened(command: str, **sent_arguments: Any) -> Any:
-        sent.append(sent_arguments)
-        return request(command, **sent_arguments)
-
-    monkeypatch.setattr(one_link.initiator.worker, "request", listened)
-    samples = one_link.measure(4096)
-    assert samples.corruption is None
-    assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [prepared] = [sent_arguments for sent_arguments in sent if "notify_each" in sent_arguments]
-    assert prepared["notify_each"] is (notify == "each")
-    # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
-    assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
-
-
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
 @pytest.mark.parametrize("pages", ["huge", "base"])
 def test_the_kernel_is_asked_for_huge_pages_only_for_rows_that_have_them(shared_pairs: MakePairs, pages: str) -> None:
@@ -198,13 +162,6 @@ def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePa
     assert 0 < samples.p50 <= samples.p99 <= max(samples.windows)
 
 
-@pytest.mark.long
-def test_default_iterations_are_1000_up_to_1_mib_and_160_mib_above(make_pairs: MakePairs) -> None:
-    one_link = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
-    assert sum(one_link.measure(1 << 20).transfers) >= 1000
-    assert sum(one_link.measure(2 << 20).transfers) >= 80
-
-
 def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least() -> None:
     assert [usual_iterations(size << 20) for size in (1, 2, 3, 16, 64)] == [1000, 80, 54, 10, 10]
     assert usual_iterations((1 << 20) + 1) == 160
@@ -212,48 +169,6 @@ def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least(
 
 def test_large_blocks_are_warmed_up_with_fewer_transfers() -> None:
     assert [usual_warmup(size << 20, 10) for size in (1, 16, 17, 32, 64, 320)] == [10, 10, 10, 5, 3, 1]
-
-
-@pytest.mark.long
-def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_transfer(
-    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # With UCX, DONE means that the bytes have arrived; here it is treated as a backend without that guarantee.
-    class Posting(UcxBackend):
-        COMPLETION_IMPLIES_DELIVERY = False
-
-    monkeypatch.setitem(BACKENDS, "UCX", Posting())
-    pairs = make_pairs(iterations=1000, depth=(4,), duration=0.0)
-    samples = link(pairs).measure(65536, depth=4)
-    assert samples.corruption is None
-    assert sum(samples.transfers) >= 1000
-
-
-@pytest.mark.long
-def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> None:
-    one_link = link(shared_pairs())
-    stop = threading.Event()
-
-    def overwrite() -> None:
-        # Overwrite the destination in the worker's memory, as if stale bytes had arrived.
-        with open(f"/proc/{one_link.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
-            while not stop.is_set():
-                memory.seek(one_link.destination.address)
-                memory.write(b"stale" * 100)
-                stop.wait(0.0001)
-
-    thread = threading.Thread(target=overwrite)
-    thread.start()
-    try:
-        # On a busy machine the thread may not run while the bytes move and are compared.
-        corruption = next((corruption for _ in range(100) if (corruption := one_link.move(65536)) is not None), None)
-    finally:
-        stop.set()
-        thread.join()
-    assert corruption is not None
-    assert corruption.offset < 5
-    assert 400 < corruption.wrong_bytes <= 500
-    assert corruption.total_bytes == 65536
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
@@ -264,33 +179,6 @@ def test_every_byte_is_wrong_if_none_arrives(shared_pairs: MakePairs, op: str, m
     corruption = one_link.move(65536)
     assert corruption is not None
     assert corruption.wrong_bytes == corruption.total_bytes == 65536
-
-
-@pytest.mark.long
-def test_pair_is_reused_and_replaced_when_a_worker_has_ended(make_pairs: MakePairs) -> None:
-    pairs = make_pairs()
-    first = link(pairs)
-    assert link(pairs, "READ").initiator.worker.pid == first.initiator.worker.pid
-    first.target.worker.kill()
-    second = link(pairs)
-    assert second.initiator.worker.pid != first.initiator.worker.pid
-    assert second.move(65536) is None
-
-
-def test_row_that_does_not_fit_is_refused_with_a_remedy(shared_pairs: MakePairs) -> None:
-    one_link = link(shared_pairs())
-    with pytest.raises(NixlPluginError, match=r"131072 bytes .* 65536 bytes") as caught:
-        one_link.measure(131072)
-    assert "--nixl-blocks" in caught.value.remedy
-
-
-@pytest.mark.long
-def test_agents_of_a_link_do_not_use_an_etcd(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://127.0.0.1:1")
-    one_link = link(make_pairs())
-    assert one_link.move(65536) is None
-    for agent in (one_link.initiator, one_link.target):
-        assert agent.run("helpers.agent_functions:variable", name="NIXL_ETCD_ENDPOINTS") is None
 
 
 @pytest.mark.long
