@@ -21,13 +21,11 @@ from pytest_nixl.measure import launch as measure_launch
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
+from pytest_nixl.model.agent_options import AgentOptions, ThreadCounts
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import GpuFullError, WorkerError, WorkerHungError
 
 DRAM = MemoryPair("DRAM", "DRAM")
@@ -55,15 +53,6 @@ def test_a_pair_has_the_threads_of_its_options(make_pairs: MakePairs) -> None:
     assert (threads(progress.initiator), threads(progress.target)) == (usual + 1, usual + 1)
     several = link(pairs, AgentOptions(threads=ThreadCounts(3, 0)))
     assert (threads(several.initiator), threads(several.target)) == (usual + 3, usual)
-
-
-@pytest.mark.long
-def test_the_row_says_how_its_agents_were_created(make_pairs: MakePairs) -> None:
-    workers = (BackendParameter("UCX", "num_workers", "2"),)
-    options = AgentOptions(True, ThreadCounts(2, 2), "strict", workers)
-    samples = link(make_pairs(duration=0.0), options).measure(65536)
-    assert samples.corruption is None
-    assert str(samples.key).endswith("/0-1/num_workers=2,progress-thread=on,sync-mode=strict,threads=2")
 
 
 @pytest.mark.long
@@ -98,19 +87,6 @@ def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
         stopping.move(65536)
     assert "whether the path to it drops packets" in late.value.remedy
     assert time.monotonic() - started < 5.0 + LATE
-
-
-@pytest.mark.long
-def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
-    make_settings: Callable[..., object],
-) -> None:
-    settings = make_settings(progress_thread=("off",), threads=ThreadCounts(2, 2), timeout=20.0)
-    with Agents(LocalHost(supervisor()), settings) as agents:  # type: ignore[arg-type]
-        plain, progress = agents.start(), agents.start(progress_thread=True)
-        assert threads(progress) == threads(plain) + 1
-        usual = agents.start(agent_options=AgentOptions())
-        assert threads(plain) == threads(usual) + 2
-        assert agents.start(progress_thread=None).beside()._made_with["progress_thread"] is False
 
 
 @pytest.mark.parametrize(

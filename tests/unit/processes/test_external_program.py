@@ -152,11 +152,6 @@ def test_a_late_reader_gets_the_end_of_the_output() -> None:
     assert buffer.text() == "cdef"
 
 
-def test_a_program_that_cannot_be_executed_is_reported(make: Make) -> None:
-    with pytest.raises(ToolError, match=r"wrapper cannot be executed: Permission denied"):
-        make("true", mode=0o644).start([])
-
-
 def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(make: Make) -> None:
     with pytest.raises(WorkerError, match=r"'sh': expected nixlbench, ucx_perftest"):
         Tool(LocalHost(supervisor()), "sh", 60)
