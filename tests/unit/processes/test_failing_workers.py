@@ -85,11 +85,11 @@ def make() -> Iterator[Make]:
     processes: list[ScriptedProcess] = []
 
     def worker(
-        *replies: dict[str, Any], hello: bool = True, timeout: float = 60.0, rank: int = 3, **changes: Any
+        *replies: dict[str, Any], start_timeout: float = 60.0, rank: int = 3, **changes: Any
     ) -> tuple[Worker, ScriptedProcess]:
-        process = ScriptedProcess(*([HELLO] if hello else []), *replies, **changes)
+        process = ScriptedProcess(*([HELLO] if start_timeout > 1 else []), *replies, **changes)
         processes.append(process)
-        return Worker(process, rank=rank, role="agent", timeout=timeout, start_timeout=timeout), process
+        return Worker(process, rank=rank, role="agent", timeout=60.0, start_timeout=start_timeout), process
 
     yield worker
     for process in processes:
@@ -300,13 +300,11 @@ def test_telling_leaves_out_tables_and_lines_without_a_warning() -> None:
 def test_a_worker_that_misses_its_deadline_shows_its_stacks_and_is_ended(
     make: Make, command: str, state: str, by_option: bool, step: str, option: str
 ) -> None:
-    worker, double = make(hello=command != "hello", timeout=0.05, output=STACK, state=state)
+    worker, double = make(start_timeout=0.05 if command == "hello" else 60.0, output=STACK, state=state)
     worker.by_option = by_option
-    if command == "run":
-        worker.start_timeout = 60.0
-    elif command == "create_agent":
+    if command != "hello":
         assert worker.versions["host"] == "a"
-        worker.timeout = 60.0
+        worker.timeout, worker.start_timeout = (0.05, 60.0) if command == "run" else (60.0, 0.05)
     with pytest.raises(WorkerHungError) as caught:
         _ = worker.versions if command == "hello" else worker.call(command)
     error, busy = caught.value, "if the machine is only busy, run it again with less load"
@@ -325,17 +323,28 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.long)])  # it looks every 5 s
+class NoAnswer:
+    """A poll that waits for no answer, so that a deadline may be far."""
+
+    def register(self, descriptor: int, events: int) -> None:
+        """Wait for nothing."""
+
+    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+        return []
+
+
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize(("command", "count"), [("create_agent", 100), ("create_agent", 99), ("run", 100)])
 def test_a_worker_whose_ucx_tries_endlessly_to_lock_memory_is_ended_before_its_deadline(
-    make: Make, command: str, count: int, together: bool
+    make: Make, monkeypatch: pytest.MonkeyPatch, command: str, count: int, together: bool
 ) -> None:
     # tests/machines/test_rdma_faults.py has the real UCX, in the step in which it does so.
     endless = (command, count) == ("create_agent", 100)
     worker, double = make(output=REFUSED * count + STACK)
     worker.agent_names[1] = "a"
     assert worker.versions["pid"] == 7
-    pending = worker.request(command, agent=Ref(1, "agent"), seconds=20.0 if together and endless else 0.05)
+    monkeypatch.setattr("select.poll", NoAnswer)
+    pending = worker.request(command, agent=Ref(1, "agent"), seconds=60.0 if endless else 0.05)
     with pytest.raises(WorkerError) as caught:
         results([pending]) if together else pending.result()
     assert type(caught.value) is (WorkerError if endless else WorkerHungError)
