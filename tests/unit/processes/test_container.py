@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -52,6 +54,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(engine.log)
         elif "/containers/" in path:
+            engine.requests.append(("inspect", {"name": path.split("/")[-2]}))
             ports = {"80/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(engine.server_address[1])}]}
             document = {"Id": "c" * 64, "State": engine.state, "Config": {"Tty": True},
                         "NetworkSettings": {"Ports": ports}, "message": "no such container"}  # fmt: skip
@@ -93,13 +96,19 @@ class Engine(ThreadingHTTPServer):
     :ivar state: of each container; None: there is none.
     """
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, address: Any = ("127.0.0.1", 0)) -> None:
+        if isinstance(address, str):
+            self.address_family = socket.AF_UNIX
+        super().__init__(address, Handler)
         self.has_image, self.may_pull, self.ready, self.removal = True, True, 200, 204
         self.faults: list[str] = []
         self.state: dict[str, Any] | None = {"Status": "running"}
         self.log = b"first\nlast\n"
         self.requests: list[tuple[str, dict[str, Any]]] = []
+
+    def server_bind(self) -> None:
+        """Bind the address without a search for its name."""
+        TCPServer.server_bind(self)
 
     def bodies(self, request: str) -> list[dict[str, Any]]:
         """Return what the requests of a kind had."""
@@ -115,6 +124,17 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{running.server_address[1]}")
         yield running
         running.shutdown()
+
+
+def test_an_engine_is_reached_by_its_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "docker.sock"
+    with Engine(str(path)) as engine:
+        threading.Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        assert image_present(IMAGE)
+        engine.has_image = False
+        assert not image_present(IMAGE)
+        engine.shutdown()
 
 
 class Watcher:
@@ -147,14 +167,15 @@ def start(watcher: Watcher) -> Start:
 
 
 def test_a_container_is_watched_before_it_exists_and_published_on_loopback(
-    engine: Engine, watcher: Watcher, start: Start
+    engine: Engine, watcher: Watcher, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from testcontainers.core.config import testcontainers_config as settings
 
-    names = ("ryuk_disabled", "connection_mode_override", "tc_host_override")
-    before = [getattr(settings, name) for name in names]
+    own = {"ryuk_disabled": False, "connection_mode_override": None, "tc_host_override": "mine"}
+    for name, value in own.items():
+        monkeypatch.setattr(settings, name, value)
     container = start()
-    assert [getattr(settings, name) for name in names] == before
+    assert {name: getattr(settings, name) for name in own} == own
     [created] = engine.bodies("create")
     assert (created["name"], created["Image"], created["Cmd"]) == (container.name, IMAGE, ["serve", "--all"])
     assert container.name.startswith("pytest-nixl-store-")
@@ -165,6 +186,7 @@ def test_a_container_is_watched_before_it_exists_and_published_on_loopback(
     assert (container.address, container.id) == (f"127.0.0.1:{container.port}", "c" * 64)
     assert watcher.log == [(container.name, True), (container.name, False)]
     container.remove()
+    assert engine.bodies("inspect")[-1] == {"name": container.name}
     assert engine.bodies("remove") == [{"v": ["True"], "link": ["False"], "force": ["True"]}]
     assert watcher.log[2:] == [(container.name, None)]
     assert not start(ContainerProgram("bare", 80, "/ready")).program.command

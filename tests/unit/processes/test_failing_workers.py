@@ -196,6 +196,32 @@ def test_an_error_of_a_worker_has_its_reason_its_remedy_and_the_last_lines(
     assert double.alive is ("error" in answer), "only a worker that cannot be understood is ended"
 
 
+@pytest.mark.parametrize(
+    ("command", "result", "reason"),
+    [
+        ("read", 7, "it is 7: expected bytes"),
+        (
+            "measure",
+            {
+                "corruption": None,
+                "windows": [0.1],
+                "transfers": [1, 1],
+                "latencies": [],
+                "counted": [],
+                "contention": 0,
+            },
+            "it does not contain one number of transfers for each window",
+        ),
+    ],
+)
+def test_an_answer_of_another_form_ends_the_worker(make: Make, command: str, result: object, reason: str) -> None:
+    worker, double = make({"number": 2, "result": result})
+    with pytest.raises(WorkerError) as caught:
+        worker.call(command)
+    sentence = f"{NAME} sent an answer to '{command}' that this version does not allow, and was ended: {reason}"
+    assert (caught.value.reason, double.alive) == (sentence, False)
+
+
 LOOK_BELOW = "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
 FLUSHED = "Fatal: receive completion[0] with error on rxe1/0x55: Work Request Flushed Error"
 NO_THREAD = "pthread_create() failed: Resource temporarily unavailable"

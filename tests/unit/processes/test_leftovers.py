@@ -46,7 +46,7 @@ class APIError(Exception):
     """Another refusal of the engine, by its status."""
 
     def __init__(self, status_code: int) -> None:
-        super().__init__(f"refused\nwith {status_code}")
+        super().__init__(f"refused\nwith\n{status_code}")
         self.status_code = status_code
 
 

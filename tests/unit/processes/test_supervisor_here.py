@@ -231,7 +231,7 @@ def test_containers_and_prefixes_are_removed_by_a_process_for_each_place(
     def steps(client: SupervisorClient) -> None:
         client.watch_container("c", expected=True)
         client.watch_container("forgotten")
-        client.watch_prefix("/x/", first, user="u", password="p", cacert="ca.pem")
+        client.watch_prefix("/x/", first, user="u", password="p", cacert="ca.pem", cert="cert", key="key")
         client.watch_prefix("/x/", other)
         client.watch_prefix("/forgotten/", first)
         client.unwatch_container("forgotten")
@@ -254,7 +254,9 @@ def test_containers_and_prefixes_are_removed_by_a_process_for_each_place(
     [credentials] = [
         item["credentials"] for _, [item] in removed if item.get("endpoints") == [["http", "a", 2379, "", ""]]
     ]
-    assert credentials == {"user": "u", "password": "p", "cacert": os.path.abspath("ca.pem")}
+    files = {"cacert": "ca.pem", "cert": "cert", "key": "key"}
+    paths = {name: os.path.abspath(file) for name, file in files.items()}
+    assert credentials == {"user": "u", "password": "p", **paths}
 
 
 def test_what_hangs_while_it_removes_a_container_is_killed(

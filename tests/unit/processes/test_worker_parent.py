@@ -220,14 +220,15 @@ def refused(pid: int) -> int:
         *[(lambda patch, _, name=name: patch.setenv(name, "libm.so.6"), {}, ("environ", f"{name}=libm.so.6\0"))
           for name in ("LD_PRELOAD", "LD_AUDIT")],
         (lambda patch, _: patch.setenv(FORK, "0"), {}, ("environ", f"{FORK}=0\0")),
+        (lambda patch, _: patch.setenv(BLAS_THREADS, "2"), {}, ("environ", f"{BLAS_THREADS}=2\0")),
         (lambda _, undo: mask(undo), {}, ("status", "Umask:\t00")),
         (lambda _, undo: limit(resource.RLIMIT_AS, 1 << 40, undo), {}, ("limits", f"{1 << 40}")),
         (lambda _, undo: limit(resource.RLIMIT_STACK, 4 << 20, undo), {}, ("limits", f"{4 << 20}")),
         *[(lambda *_: None, {name: value}, ("environ", f"{name}={value}\0"))
           for name, value in (("LD_BIND_NOW", "1"), ("PYTHONHASHSEED", "0"), ("MALLOC_ARENA_MAX", "1"))],
     ],
-    ids=["no descriptors of processes", "LD_PRELOAD", "LD_AUDIT", "comparison", "umask", "address space", "stack",
-         "LD_BIND_NOW", "PYTHONHASHSEED", "MALLOC_ARENA_MAX"],
+    ids=["no descriptors of processes", "LD_PRELOAD", "LD_AUDIT", "comparison", "threads", "umask", "address space",
+         "stack", "LD_BIND_NOW", "PYTHONHASHSEED", "MALLOC_ARENA_MAX"],
 )  # fmt: skip
 def test_what_a_forked_worker_would_not_have_needs_an_executed_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, ExitStack], None],
