@@ -202,7 +202,9 @@ def test_agents_start_on_their_hosts_in_turn_with_the_options_of_the_run(
     ] * 4
     assert list(agents.workers) == list(first.siblings) == [agent.worker for agent in (first, *others)]
     assert log[-8:] == [(rank, step) for step in ("ask", "close") for rank in (0, 1, 2, 1)]
+    earlier = agents.workers
     another = first.another("e", host=hosts[2])
+    assert len(earlier) == 4
     assert (another.name, another.worker.rank, len(agents.workers)) == ("e", 2, 5)
 
 

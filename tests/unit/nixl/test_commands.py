@@ -169,6 +169,9 @@ class Raw:
         self.log.append(("get_xfer_descs", *given))
         return "a list"
 
+    def _secret(self) -> None:
+        self.log.append(("_secret",))
+
     def get_xfer_telemetry(self, handle: object) -> object:
         return SimpleNamespace(startTime=1.9, postDuration=2, xferDuration=3, totalBytes=4, descCount=5)
 
@@ -253,6 +256,7 @@ def test_a_handle_that_is_released_is_released_once(kept: tuple[Commands, Raw]) 
         ("transfer", [Ref(4, "nixl_xfer_handle")], "object 4 of this worker is a transfers and not a nixl_xfer_handle"),
         ("transfer", [Ref(9, "nixl_xfer_handle")], "this worker has created no nixl_xfer_handle with the number 9"),
         ("fault", [], "'fault' is not a public method of NIXL's agent"),
+        ("_secret", [], "'_secret' is not a public method of NIXL's agent"),
     ],
 )
 def test_a_call_that_would_crash_nixl_is_refused(
@@ -473,6 +477,45 @@ def test_a_worker_says_which_gpus_it_sees_or_why_it_sees_none(monkeypatch: pytes
     monkeypatch.setattr(devices, "vendor", refuse)
     refusal = {"devices": [], "by": "", "why": "there is no driver", "remedy": "install it"}
     assert commands.handle("devices", {}) == refusal
+
+
+class LoggedTools:
+    """The programs of a worker, which return what they are asked."""
+
+    def __init__(self, cancelled: object) -> None:
+        self.program = SimpleNamespace(pid=99)
+
+    def find(self, *given: object) -> object:
+        return ("find", *given)
+
+    def start(self, *given: object) -> object:
+        self.program.given = given
+        return self.program
+
+    def look(self, *given: object) -> object:
+        return ("look", *given)
+
+    def listens(self, *given: object) -> object:
+        return ("listens", *given)
+
+    def end(self, *given: object) -> None:
+        self.program.ended = given
+
+
+def test_a_program_is_kept_by_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_commands, "Tools", LoggedTools)
+    commands = Commands(lambda: False)
+    assert commands.handle("tool_find", {"tool": "nixlbench"}) == ("find", "nixlbench")
+    given = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
+    started = commands.handle("tool_start", given)
+    assert started == {"program": Ref(1, "program"), "pid": 99}
+    program = {"program": started["program"]}
+    kept_program = commands.get(started["program"])
+    assert kept_program.given == ("nixlbench", ["-p"], {"A": None})
+    assert commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}) == ("look", kept_program, 5, 2.0)
+    assert commands.handle("tool_listens", {**program, "port": 7}) == ("listens", kept_program, 7)
+    commands.handle("tool_end", {**program, "number": 9})
+    assert kept_program.ended == (kept_program, 9)
 
 
 @pytest.mark.parametrize("loads", [False, True])

@@ -18,7 +18,7 @@ from pytest_nixl.core.extensions import ExtensionError
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.backends import libfabric
+from pytest_nixl.nixl.backends import BACKENDS, between_agents, libfabric, plugin_of, shake_hands
 from pytest_nixl.nixl.backends.libfabric import BACKEND, PLUGIN, check_released, check_version, choose
 from pytest_nixl.nixl.backends.libraries import (
     LIBRARIES,
@@ -256,6 +256,22 @@ def test_rows_of_two_backends_are_compared() -> None:
     assert ratio in good
     wrong = [row("UCX", 2e9, Verdict.WRONG_TRANSPORT), row("LIBFABRIC", 0.9e9)]
     assert not [line.text for line in lines(wrong, gate=False) if " : UCX" in line.text]
+
+
+@pytest.mark.parametrize(
+    ("name", "storage", "delivers", "waits"),
+    [
+        ("UCX", False, True, False), ("LIBFABRIC", False, False, True), ("POSIX", True, False, False),
+        ("OBJ", True, True, False), ("AZURE_BLOB", True, True, False),
+    ],
+)  # fmt: skip
+def test_what_done_means_and_who_is_waited_for_follows_from_the_backend(
+    name: str, storage: bool, delivers: bool, waits: bool
+) -> None:
+    backend = BACKENDS[name]
+    facts = (backend.STORAGE, backend.COMPLETION_IMPLIES_DELIVERY, backend.SHAKES_HANDS)
+    assert facts == (storage, delivers, waits)
+    assert (between_agents([name]) == (), shake_hands([name, "OWN"]), plugin_of(name)) == (storage, waits, name)
 
 
 def test_unsupported_backend_is_refused_with_its_reason() -> None:

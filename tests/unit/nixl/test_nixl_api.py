@@ -65,6 +65,7 @@ def test_worker_threads_are_given_to_the_plugins_that_have_them(monkeypatch: pyt
             "set HOME to a directory that this user can read",
         ),
         ("Conversion to bool failed", "correct or unset the variables NIXL_TELEMETRY_"),
+        ("filesystem error: status: Permission denied [/plugins]", "set NIXL_PLUGIN_DIR to the plugin folder"),
         ("no plugins", "set NIXL_PLUGIN_DIR to the plugin folder"),
     ],
 )

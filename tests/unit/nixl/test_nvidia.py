@@ -98,6 +98,7 @@ def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
         with pytest.raises(NotApplicableError) as caught:
             nvidia._torch(node_exists=node_exists)
         assert caught.value.reason == reason
+        assert caught.value.remedy
     else:
         assert nvidia._torch(node_exists=node_exists) is torch
 

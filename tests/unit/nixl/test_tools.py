@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
+import subprocess
 import threading
 import time
 from functools import partial
@@ -19,6 +21,7 @@ from helpers.etcd import wait_until
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.ring_buffer import RingBuffer
 from pytest_nixl.model.tools import FROM_OTHER_RANKS, TOOLS, variable
+from pytest_nixl.nixl.backends.driver_standin import shared_object, supported
 from pytest_nixl.nixl.worker import tools as tools_module
 from pytest_nixl.nixl.worker.tools import Program, Tools
 
@@ -90,6 +93,28 @@ def test_a_program_listens_on_the_ports_of_its_own_processes() -> None:
 
 
 ALLOWED = ", ".join(sorted(FROM_OTHER_RANKS))
+
+
+@pytest.mark.skipif(not supported(platform.machine()), reason="no library is written for this processor")
+def test_the_version_of_the_libfabric_that_a_program_loads_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric = tmp_path / "a lib" / "libfabric.so.1"
+    fabric.parent.mkdir()
+    fabric.write_bytes(shared_object("libfabric.so.1", ["fi_version"], (1 << 16 | 22) & 0xFFFF, platform.machine()))
+    program = tmp_path / "program"
+    program.touch()
+    listing = f"\tlibc.so.6 => /none/libc.so.6 (0x00007f)\n\tlibfabric.so.1 => {fabric} (0x00007f12ab)\n"
+    monkeypatch.setenv(variable("nixlbench"), str(program))
+    run: list[Any] = []
+
+    def trace(argv: list[str], *, env: dict[str, str], text: bool, **_: object) -> SimpleNamespace:
+        run.append((argv, env["LD_TRACE_LOADED_OBJECTS"], text))
+        return SimpleNamespace(stdout=listing)
+
+    monkeypatch.setattr(subprocess, "run", trace)
+    assert Tools(lambda: False).find("nixlbench") == {"path": str(program), "libfabric": "0.22"}
+    assert run == [([str(program)], "1", True)]
 
 
 class Guard:

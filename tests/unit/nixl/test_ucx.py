@@ -88,6 +88,13 @@ UNITS = "| inter-node |\n| remote memory write by ucp_put |\n" + "".join(
 )
 
 
+#: Tables of an older release, which has scope and operation on one line.
+OF_OLDER = "".join(
+    f"| context {scope} cfg | remote memory write by ucp_put |\n| 0..inf | x | {name} |\n"
+    for scope, name in (("inter-node", "tcp/a"), ("self", "cma/memory"))
+)
+
+
 @pytest.mark.parametrize(
     ("log", "block", "transports"),
     [
@@ -102,6 +109,7 @@ UNITS = "| inter-node |\n| remote memory write by ucp_put |\n" + "".join(
         (table("self", "cma/memory") + table("intra-node", "tcp/a"), 4096, ("tcp/a",)),
         (table("self", "cma/memory"), 4096, ("cma/memory",)),
         (table("inter-node", "tcp/a") + table("inter-node", "tcp/b"), 4096, ("tcp/b",)),
+        (OF_OLDER, 4096, ("tcp/a",)),
         *[(log, 4096, ()) for log in ("", "no table at all\n", TABLE[:90])],
     ],
 )  # fmt: skip
