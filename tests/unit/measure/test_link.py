@@ -334,7 +334,8 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("answered")
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_a_measured_row_is_what_both_ends_did_and_said(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    pair, lossy = KeptCalls(hosts="ab"), list[object]()
+    hosts = "ab" if op == "WRITE" else "aa"
+    pair, lossy = KeptCalls(hosts=hosts), list[object]()
     pair.initiator.worker.versions["obstacle"], pair.target.worker.versions["ucx_tls"] = "Yama", "tcp"
 
     def compare(*given: object) -> tuple[str, ...]:
@@ -350,8 +351,8 @@ def test_a_measured_row_is_what_both_ends_did_and_said(monkeypatch: pytest.Monke
         "row_prepare",
         (source, "fill", 1, 2048), (destination, "fill", 1, 2048, "inverted"), (1, "serve"), (0, "move"),
         (source, "fill", 2, 2048), (destination, "compare", 1, 2048),
-        "kernel", "loss_counters", "loss_counters", (1, "serve"), (0, "measure"), "kernel", "loss_counters",
-        "loss_counters",
+        "kernel", *["loss_counters"] * len({*hosts}), (1, "serve"), (0, "measure"), "kernel",
+        *["loss_counters"] * len({*hosts}),
         (source, "fill", 3, 2048), (destination, "compare", 2, 2048), (destination, "fill", 3, 2048, "inverted"),
         (1, "serve"), (0, "move"), (destination, "compare", 3, 2048),
         "row_release", ("mistaken", *log), ("transports", "log of 0", op, 256, pair.memory),
@@ -359,10 +360,11 @@ def test_a_measured_row_is_what_both_ends_did_and_said(monkeypatch: pytest.Monke
     assert samples == Samples(
         key=RowKey("UCX", op, DRAM, 256, 2, 4, variant=row_variant((), 0, "last", HUGE)), windows=(0.01,) * 10,
         transfers=(10,) * 10, latencies=(0.001,), transports=("cma/memory",), counted=CarrierBytes((), 512 * 100),
-        contention=(0.7,), protocol=f"protocol of {('log of 0', op, 256, pair.memory)}", hosts=("a", "b"),
-        ucx_tls=(("rank 1 on b", "tcp"),), gpu_waits=(2e-3,), lossy=cast(Any, ("lossy",)),
+        contention=(0.7,), protocol=f"protocol of {('log of 0', op, 256, pair.memory)}", hosts=tuple(hosts),
+        obstacle="Yama" if hosts == "aa" else "", ucx_tls=((f"rank 1 on {hosts[1]}", "tcp"),), gpu_waits=(2e-3,),
+        lossy=cast(Any, ("lossy",)),
     )  # fmt: skip
-    counters = dict.fromkeys("ba", "loss_counters")
+    counters = dict.fromkeys(hosts, "loss_counters")
     assert lossy == [(counters, counters, ("cma/memory",), 512 * 100)]
 
 
@@ -618,3 +620,6 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
     assert rows == cast(Any, tuple(range(launches)))
     first, measured = (256, {"batch": 2, "depth": 3, "clear_above": 1e9}), (256, {"batch": 2, "depth": 3})
     assert log == [first, *["relaunch", measured] * (launches - 1)], "only the first launch may end early"
+    log.clear()
+    one_link.measure_launches(256, another=lambda _: False)
+    assert log == [(256, {"batch": 1, "depth": 1, "clear_above": None})]
