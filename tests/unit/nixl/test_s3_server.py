@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 from helpers.cli_run import eventually
-from helpers.etcd import container_names, empty_image
+from helpers.etcd import container_names
 from helpers.moto_image import moto_image
 from helpers.pytester_run import run_pytest
 from helpers.s3 import KEYS, S3Server, use_s3
@@ -346,19 +346,3 @@ def test_server_in_a_container_is_removed_at_the_end(pytester: pytest.Pytester, 
     assert first[:3] == second[:3]
     assert second[3] == ["a & b/0", "a & b/1"]
     assert set(container_names()) <= before
-
-
-@pytest.mark.long
-def test_container_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("testcontainers")
-    with monkeypatch.context() as without:
-        without.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-        with pytest.raises(ObjectStoreError, match="--nixl-s3=container: no container engine answers") as missing:
-            s3_server.open_bucket("container", supervisor).__enter__()
-        assert "--nixl-s3=embedded" in missing.value.remedy
-    moto_image()
-    with pytest.raises(ObjectStoreError, match=r"the image registry\.invalid/moto:v0 is not on this host"):
-        s3_server.open_bucket("container:registry.invalid/moto:v0", supervisor).__enter__()
-    with empty_image() as image, pytest.raises(ObjectStoreError, match=f"did not start s3 from {image}: "):
-        s3_server.open_bucket(f"container:{image}", supervisor).__enter__()
-    assert not container_names(supervisor().directory.name)
