@@ -23,7 +23,7 @@ from helpers.pytester_run import run_pytest
 from pytest_nixl.model.tools import RUN_DIRECTORY
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
-from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost, LocalProcess
+from pytest_nixl.processes.hosts import LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 from pytest_nixl.processes.worker_parent import (
     BLAS_THREADS,
@@ -90,17 +90,6 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert executed["python"] == executed["libc"] == of_first
     assert other["python"] == other["libc"] == {"PYTEST_NIXL_OTHER": "second", **run_directory}
     assert executed["address"] != other["address"]
-
-
-@pytest.mark.usefixtures("own_supervisor")
-def test_the_workers_of_measured_rows_are_executed_and_that_of_facts_if_it_is_the_first() -> None:
-    host = LocalHost(supervisor())
-    workers = [(role, host.start(role, {}, 120)) for role in (FACTS, *MEASURED, "agent", FACTS)]
-    assert [(role, forked(worker)) for role, worker in workers] == [
-        ("facts", False), ("initiator", False), ("target", False), ("flows", False), ("agent", True), ("facts", True)
-    ]  # fmt: skip
-    for _, worker in workers:
-        worker.close()
 
 
 @pytest.mark.usefixtures("own_supervisor")
