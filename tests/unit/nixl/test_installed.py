@@ -72,6 +72,7 @@ def test_all_packages_of_nixl_are_listed_and_the_first_folder_counts(
         ("/site/nixl/_api.py", ["/libs/libcudart-0a1b2c3d.so.12"], (12, "/libs/libcudart-0a1b2c3d.so.12")),
         ("/site/nixl/_api.py", ["/lib/my-libcudart.so.13"], None),
         ("/nixl_cu12/nixl/_api.py", [], None),
+        ("/site/nixl_cu/_api.py", [], None),
     ],
 )  # fmt: skip
 def test_the_cuda_version_of_a_nixl_is_that_of_its_package_or_its_runtime(
@@ -86,6 +87,7 @@ def test_the_cuda_version_of_a_nixl_is_that_of_its_package_or_its_runtime(
         ("__version__ = '2.11.0'\ncuda: str = '13.0'\n", {"version": "2.11.0", "cuda": "13.0"}, "nixl-cu13"),
         ("__version__ = '2.11.0+cpu'\ncuda = None\n", {"version": "2.11.0+cpu", "cuda": ""}, ""),
         ("__version__ = '2.11.0'\ncuda = '12.8'\n", {"version": "2.11.0", "cuda": "12.8"}, "nixl-cu12"),
+        ("__version__ = '2.11.0'\ncuda = '12.8.1'\n", {"version": "2.11.0", "cuda": "12.8.1"}, "nixl-cu12"),
         ("__version__ = '2.11.0'\ncuda = '11.8'\n", {"version": "2.11.0", "cuda": "11.8"}, ""),
         ("cuda = '13.0'\n", {}, ""),
         ("def (", {}, ""),
