@@ -8,7 +8,6 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from types import SimpleNamespace
@@ -69,24 +68,6 @@ def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: M
         stopping.move(65536)
     assert time.monotonic() - started < 3.0 + LATE
     assert not stopping.initiator.worker.alive, "both workers are ended"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("progress", [False, True])
-def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
-    make_pairs: MakePairs, progress: bool
-) -> None:
-    stopping = link(make_pairs(), AgentOptions(progress_thread=progress))
-    stopping._settings = replace(stopping._settings, timeout=5.0)  # only of the transfers
-    stopping.initiator.run("helpers.agent_functions:never_progress")
-    started = time.monotonic()
-    # Both wait for the same time, and either may be the first to report.
-    with pytest.raises(
-        WorkerError, match=r"\((initiator|target) worker, pid \d+\) stopped '\w+' at its deadline"
-    ) as late:
-        stopping.move(65536)
-    assert "whether the path to it drops packets" in late.value.remedy
-    assert time.monotonic() - started < 5.0 + LATE
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,7 +33,7 @@ from pytest_nixl.model.row_key import HUGE, RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import GpuFullError, NixlError, WorkerError, WorkerLateError
-from pytest_nixl.processes.worker_process import Pending, Worker
+from pytest_nixl.processes.worker_process import Worker
 
 DRAM = MemoryPair("DRAM", "DRAM")
 WRONG = {"wrong_bytes": 1, "total_bytes": 4096, "offset": 3, "expected": 4, "found": 5}
@@ -64,63 +63,6 @@ def test_every_byte_arrives_and_is_compared(
     assert {transport.split("/")[0] for transport in samples.transports} <= {"cma", "posix", "sysv"}
     assert samples.transports
     assert samples.bandwidth > 0
-
-
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_the_first_corrupt_transfer_and_their_number_are_told(
-    shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure_link, "EACH_PER_COMMAND", 8)
-    pairs = shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)
-    one_link, ends = link(pairs, op), Link._row_ends
-    assert one_link.move_each(4096, 20) is None
-    run, answers = (
-        one_link._run,
-        [{}, {"corrupt": 2, "first": {"transfer": 3, **WRONG}}, {"corrupt": 1, "first": {"transfer": 1, **WRONG}}],
-    )
-    counts: list[int] = []
-
-    def count_transfers(*arguments: Any, **named: Any) -> dict[str, Any]:
-        counts.append(named["count"])
-        return {**run(*arguments, **named), **answers[len(counts) - 1]}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_link, "_run", count_transfers)
-        assert one_link.move_each(4096, 20) == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
-    assert counts == [8, 8, 4]
-
-    def wrong_seed(*arguments: Any, **named: Any) -> Any:
-        initiator, target = ends(one_link, *arguments, **named)
-        receiver = initiator if initiator["receives"] else target
-        receiver["seed"] += 1000  # as if the bytes of another pattern arrived
-        return initiator, target
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_link, "_row_ends", wrong_seed)
-        [corruption, row] = one_link.move_each(4096, 20), one_link.measure(65536, depth=4).corruption
-    assert isinstance(corruption, Corruption)
-    assert corruption.phase == "in transfer 1 (20 of 20 are corrupt)"
-    assert corruption.total_bytes == 4096
-    assert isinstance(row, Corruption)
-    assert row.phase == "between the timed transfers"
-    assert row.total_bytes == 65536 * 4
-
-
-def test_no_pattern_comes_twice_although_each_test_begins_with_the_same_random_seed(
-    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_link, fill, seeds = link(shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)), Buffer.fill, list[int]()
-
-    def fill_source(buffer: Buffer, seed: int, *, size: int | None = None, inverted: bool = False) -> Pending:
-        if not inverted:
-            seeds.append(seed)
-        return fill(buffer, seed, size=size, inverted=inverted)
-
-    monkeypatch.setattr(Buffer, "fill", fill_source)
-    for _ in range(2):
-        random.seed(0)
-        one_link.measure(4096)
-    assert len(set(seeds)) == len(seeds) == 6
 
 
 def test_each_host_is_asked_once_what_its_devices_have_lost_and_not_again_if_it_has_none() -> None:
@@ -169,16 +111,6 @@ def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least(
 
 def test_large_blocks_are_warmed_up_with_fewer_transfers() -> None:
     assert [usual_warmup(size << 20, 10) for size in (1, 16, 17, 32, 64, 320)] == [10, 10, 10, 5, 3, 1]
-
-
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_every_byte_is_wrong_if_none_arrives(shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The destination holds the complement, so that no byte is right by chance, as one of 256 would be."""
-    one_link = link(shared_pairs(), op)
-    monkeypatch.setattr(one_link, "_run", lambda *_, **__: None)
-    corruption = one_link.move(65536)
-    assert corruption is not None
-    assert corruption.wrong_bytes == corruption.total_bytes == 65536
 
 
 @pytest.mark.long
@@ -259,6 +191,7 @@ class KeptCalls:
         self.beside_measure: dict[str, Any] = {}
         self.measured: dict[str, Any] = dict(MEASURED)
         self.compared: list[dict[str, int] | None] = []
+        self.moved: list[dict[str, Any]] = []
         self.waits, self.mistaken = [1e-5, 2e-3], ""
         self.faults: dict[str, BaseException] = {}
         self.killed = False
@@ -300,7 +233,8 @@ class KeptCalls:
         if command == "measure":
             self.beside_measure = self.sent.get("serve", {})
         answers = {"compare": [self.compared.pop(0) if command == "compare" and self.compared else None]}
-        answer = {**answers, "measure": self.measured}.get(command)
+        moved = self.moved.pop(0) if command == "move_each" else None
+        answer = {**answers, "measure": self.measured, "move_each": moved}.get(command)
         return SimpleNamespace(result=lambda: answer)
 
     def kernel_seconds(self) -> float:
@@ -391,6 +325,33 @@ def test_the_first_corruption_of_a_row_is_named_by_its_phase(
         with pytest.raises(FindingError, match="VRAM is host memory"):
             pair.link().measure(256)
     assert pair.log.count((0, "move")) == moves
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_the_first_corrupt_transfer_and_their_number_are_told(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    monkeypatch.setattr(measure_link, "EACH_PER_COMMAND", 8)
+    pair = KeptCalls()
+    pair.moved = [
+        {"corrupt": 0, "first": None}, {"corrupt": 2, "first": {"transfer": 3, **WRONG}},
+        {"corrupt": 1, "first": {"transfer": 1, **WRONG}},
+    ]  # fmt: skip
+    corruption = pair.link(op).move_each(256, 20)
+    assert corruption == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
+    source, destination = (0, 1) if op == "WRITE" else (1, 0)
+    steps = [
+        [(source, "fill", seed, 256), (destination, "fill", seed, 256, "inverted"), (1, "serve"), (0, "move_each")]
+        for seed in (1, 2, 3)
+    ]
+    assert pair.log == ["row_prepare", *[step for part in steps for step in part], "row_release"]
+    ends = [
+        {"buffer": 10 + rank, "size": 256, "seed": 3, "receives": rank == destination, "new_patterns": True}
+        for rank in range(2)
+    ]
+    assert [pair.sent["move_each"]["end"], pair.sent["serve"]["end"]] == ends
+    assert pair.sent["move_each"]["count"] == 4
+    pair.moved = [{"corrupt": 0, "first": None}]
+    assert pair.link(op).move_each(256, 8) is None
 
 
 SHORT = {"windows": [0.01] * 7, "transfers": [10] * 7}

@@ -317,7 +317,8 @@ TEXTS_OF = {
         ("h:99999,i:1", "'h:99999' has the port '99999', which is not a number from 0 to 65535, and one such member "
          f"makes NIXL ignore the others too{ONLY}", [],
          ["write http://i:1", "the port '99999' is invalid: give a number from 1 to 65535"]),
-        ("h:", f"'h:' has the port '', which is not a number from 0 to 65535{ONLY}", [], ["write http://h:2379", NO_PORT]),
+        ("h:", f"'h:' has the port '', which is not a number from 0 to 65535{ONLY}", [],
+         ["write http://h:2379", NO_PORT]),
         ("?:", f"'?:' has the path '?:', which NIXL reads as part of the address{ONLY}", [],
          ["write http://HOST:PORT", RESOLVES]),
         ("http://h:99999", f"'http://h:99999' has the port '99999', which is not a number from 0 to 65535{ONLY}", [],

@@ -83,15 +83,6 @@ def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
             assert "nixl" not in Path(f"/proc/{tool.worker.pid}/maps").read_text().replace("pytest_nixl", "")
 
 
-def test_a_quiet_program_ends_by_itself(make: Make) -> None:
-    """It has longer than its children have after its end, also if it has closed its output."""
-    tool = make("echo 'one step'; echo 'no such device' >&2; exec > /dev/null 2>&1; sleep 0.8; exit 3")
-    program = tool.start([])
-    error = program.failure(ended(program.wait(60)))
-    assert error.reason == f"nixlbench of rank 1 on {tool.worker.versions['host']} ended with exit code 3"
-    assert error.detail == "its last lines:\n  | one step\n  | no such device"
-
-
 def test_a_hanging_program_is_killed_with_its_children(make: Make) -> None:
     program = make(WITH_A_CHILD).start([])
     pids = children(program)
@@ -150,16 +141,6 @@ def test_a_late_reader_gets_the_end_of_the_output() -> None:
     assert buffer.since(3, 2) == (3, b"de")
     assert buffer.since(6) == (6, b"")
     assert buffer.text() == "cdef"
-
-
-def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(make: Make) -> None:
-    with pytest.raises(WorkerError, match=r"'sh': expected nixlbench, ucx_perftest"):
-        Tool(LocalHost(supervisor()), "sh", 60)
-    tool = make("echo TLS=$UCX_TLS devices=$UCX_NET_DEVICES")
-    for name in ("LD_PRELOAD", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "FI_PROVIDER_PATH", variable("nixlbench")):
-        with pytest.raises(ToolError, match=f"the variable {name} .* nixlbench"):
-            tool.start([], {name: "/tmp/evil"})
-    assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).final_output(60) == "TLS=tcp devices=\n"
 
 
 def test_a_peer_runs_its_own_copy_of_the_program(

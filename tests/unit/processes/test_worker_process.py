@@ -111,20 +111,6 @@ def test_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agent
     assert not agent.worker.alive
 
 
-#: A module that Python imports first: a stand-in for a slow file system or a busy machine.
-SLOW = "import time\ntime.sleep({seconds})\n"
-
-
-@pytest.mark.long
-def test_slow_start_has_a_separate_deadline(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=6))
-    with Agents(LocalHost(supervisor()), make_settings(timeout=5.0)) as started:
-        agent = started.start(environment={"PYTHONPATH": str(tmp_path)})
-        assert agent.worker.timeout == 5.0
-        agent.worker.timeout = 60.0  # the other steps may take longer on a busy machine
-        assert agent.get_plugin_list()
-
-
 def test_a_module_on_pythonpath_comes_before_one_beside_the_package(
     agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,17 +163,6 @@ def test_backend_that_ucx_refuses_is_reported_with_the_message_of_nixl(agents: A
         agents.start(environment={"UCX_NET_DEVICES": "banana", "UCX_TLS": "tcp"})
     assert "nixlBackendError" in caught.value.reason
     assert "banana" in caught.value.detail
-
-
-def test_nixl_that_cannot_be_loaded_is_reported_with_a_remedy(agents: Agents, tmp_path: Path) -> None:
-    # A stand-in, because other tests need the real NIXL.
-    (tmp_path / "nixl").mkdir()
-    (tmp_path / "nixl" / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
-    with pytest.raises(WorkerError) as caught:
-        agents.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert "rank 0" in caught.value.reason
-    assert "libcuda.so.1" in caught.value.reason
-    assert caught.value.remedy.startswith(f"rename {tmp_path}/nixl/__init__.py")
 
 
 @pytest.mark.long
