@@ -96,11 +96,11 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
         return [b"%d" % number for number, _ in pending]
 
     def agent(number: int) -> SimpleNamespace:
-        def request(command: str, **given: Any) -> tuple[int, str]:
-            added.extend((number, int(number_text)) for number_text in given.get("metadata", ()))
-            connected.extend((number, int(number_text)) for number_text in given.get("targets", ()))
+        def request(command: str, **values: Any) -> tuple[int, str]:
+            added.extend((number, int(number_text)) for number_text in values.get("metadata", ()))
+            connected.extend((number, int(number_text)) for number_text in values.get("targets", ()))
             if command == "serve":
-                served.append((given["seconds"], given["timeout"], given["idle"]))
+                served.append((values["seconds"], values["timeout"], values["idle"]))
             return number, command
 
         return SimpleNamespace(name=str(number), ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
@@ -120,8 +120,8 @@ def test_metadata_that_is_too_large_for_one_request_is_sent_in_parts(monkeypatch
     parts: list[list[bytes]] = []
     large = bytes(measure_launch._PART_BYTES // 2)
 
-    def request(command: str, **given: Any) -> str:
-        parts.extend([given["metadata"]] if command == "add_agents" else [])
+    def request(command: str, **values: Any) -> str:
+        parts.extend([values["metadata"]] if command == "add_agents" else [])
         return command
 
     agent = SimpleNamespace(name="a", ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
@@ -180,10 +180,10 @@ class AgentOfEnd:
     def get_backend_mem_types(self, backend: str) -> list[str]:
         return list(self._types)
 
-    def request_buffer(self, size: int, memory: str, **given: Any) -> Any:
+    def request_buffer(self, size: int, memory: str, **values: Any) -> Any:
         buffer = SimpleNamespace(
             size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0),
-            free=lambda: self.freed.append(size), **given,
+            free=lambda: self.freed.append(size), **values,
         )  # fmt: skip
 
         def result() -> Any:
@@ -227,16 +227,16 @@ class LaunchedWorker:
     versions: ClassVar = {"host": platform.node()}
 
     def __init__(self, *gpus: str) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.gpus = gpus
 
-    def call(self, command: str, **given: Any) -> Any:
+    def call(self, command: str, **values: Any) -> Any:
         if command == "devices":
             return {"devices": [{"number": n, "name": "", "uuid": gpu, "pci": ""} for n, gpu in enumerate(self.gpus)]}
-        return self.told.append((command, given))
+        return self.calls.append((command, values))
 
     def kill(self) -> None:
-        self.told.append("killed")
+        self.calls.append("killed")
 
 
 Make = Callable[..., tuple[Launch, list[Any]]]
@@ -252,8 +252,8 @@ def launch(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPat
     ) -> tuple[Launch, list[Any]]:  # fmt: skip
         created: list[Any] = []
 
-        def within_each(started: Sequence[Any], **given: Any) -> list[AgentOfEnd]:
-            created.append((started, given["backends"], given["progress_thread"]))
+        def within_each(started: Sequence[Any], **values: Any) -> list[AgentOfEnd]:
+            created.append((started, values["backends"], values["progress_thread"]))
             return list(ends) or [AgentOfEnd() for _ in started]
 
         def start(worker: LaunchedWorker, role: str, environment: Any, *limits: float) -> LaunchedWorker:
@@ -261,7 +261,7 @@ def launch(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPat
             return worker
 
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
-        monkeypatch.setattr(measure_launch, "connect_partners", lambda *given: created.append(given))
+        monkeypatch.setattr(measure_launch, "connect_partners", lambda *values: created.append(values))
         hosts: Any = [SimpleNamespace(start=partial(start, worker)) for worker in workers]
         settings = make_settings(progress_thread=("off", "on"), timeout=7.0, start_timeout=9.0)
         return Launch(hosts, settings, BACKENDS[backend], memory, 64, **more), created
@@ -275,7 +275,7 @@ def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(
     assert created == [("initiator", None, None, 7.0, 9.0), ([worker], ["POSIX"], False)]
     assert pair.initiator is pair.target
     assert [buffer.memory for buffer in cast(Any, pair.initiator).registered] == ["DRAM", "FILE"]
-    assert worker.told == []
+    assert worker.calls == []
 
 
 def test_a_launch_starts_both_workers_and_connects_agents_with_registered_buffers(launch: Make) -> None:
@@ -287,7 +287,7 @@ def test_a_launch_starts_both_workers_and_connects_agents_with_registered_buffer
     assert created == [
         ("initiator", "1", None, 7.0, 9.0), ("target", "2", None, 7.0, 9.0), (workers, ["UCX"], True), (ends, [(0, 1)]),
     ]  # fmt: skip
-    assert [worker.told for worker in workers] == [[("activate", {"device": 1})], [("activate", {"device": 0})]]
+    assert [worker.calls for worker in workers] == [[("activate", {"device": 1})], [("activate", {"device": 0})]]
     buffers = [buffer for end in ends for buffer in end.registered]
     assert [(buffer.size, buffer.device, buffer.alignment, buffer.pages) for buffer in buffers] == [
         (64, 1, 8, "base"), (64, 0, 8, "base")
@@ -308,7 +308,7 @@ def test_a_launch_takes_the_largest_buffers_for_which_both_gpus_have_memory(
     if capacity is None:
         with pytest.raises(GpuFullError, match="no room for 16"):
             launch("UCX", MemoryPair("VRAM", "VRAM"), workers, ends, smaller=(32, 16))
-        assert [worker.told[-1] for worker in workers] == ["killed"] * 2
+        assert [worker.calls[-1] for worker in workers] == ["killed"] * 2
     else:
         pair, _ = launch("UCX", MemoryPair("VRAM", "VRAM"), workers, ends, smaller=(32, 16))
         assert (pair.capacity, [buffer.size for buffer in pair.buffers]) == (capacity, [capacity] * 2)
@@ -323,8 +323,8 @@ def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(l
     first, other = LaunchedWorker("a", "b"), LaunchedWorker("c", "a", "b")
     with pytest.raises(NotApplicableError, match="but UCX supports only BLK and DRAM"):
         launch("UCX", MemoryPair("VRAM", "VRAM"), [first, other])
-    assert first.told == [("activate", {"device": 0}), "killed"]
-    assert other.told == [("activate", {"device": 0}), "killed"]
+    assert first.calls == [("activate", {"device": 0}), "killed"]
+    assert other.calls == [("activate", {"device": 0}), "killed"]
 
 
 def test_a_worker_has_the_variables_of_its_backend_that_the_user_has_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

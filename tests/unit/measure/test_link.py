@@ -207,8 +207,8 @@ class KeptCalls:
             for rank, (end, memory) in enumerate(zip((self.initiator, self.target), ("DRAM", target), strict=True))
         )
 
-    def read_log(self, method: str, *given: object) -> object:
-        self.log.append((method, *given))
+    def read_log(self, method: str, *values: object) -> object:
+        self.log.append((method, *values))
         return ("cma/memory",) if method == "transports" else self.mistaken
 
     def _end(self, rank: int, host: str, nixl: str) -> Any:
@@ -219,17 +219,17 @@ class KeptCalls:
         )  # fmt: skip
         return SimpleNamespace(name=f"agent {rank}", ref=rank, worker=worker)
 
-    def call(self, command: str, **given: Any) -> str:
-        self.calls.append((command, given))
+    def call(self, command: str, **values: Any) -> str:
+        self.calls.append((command, values))
         self.log.append(command)
         if command in self.faults:
             raise self.faults[command]
         return command
 
-    def request(self, rank: int, command: str, **given: Any) -> Any:
-        parts = [part for [seed, _, size] in given.get("parts", ()) for part in (seed, size)]
-        self.log.append((rank, command, *parts, *(["inverted"] if given.get("inverted") else [])))
-        self.sent[command] = given
+    def request(self, rank: int, command: str, **values: Any) -> Any:
+        parts = [part for [seed, _, size] in values.get("parts", ()) for part in (seed, size)]
+        self.log.append((rank, command, *parts, *(["inverted"] if values.get("inverted") else [])))
+        self.sent[command] = values
         if command == "measure":
             self.beside_measure = self.sent.get("serve", {})
         answers = {"compare": [self.compared.pop(0) if command == "compare" and self.compared else None]}
@@ -272,12 +272,12 @@ def test_a_measured_row_is_what_both_ends_did_and_said(monkeypatch: pytest.Monke
     pair, lossy = KeptCalls(hosts=hosts), list[object]()
     pair.initiator.worker.versions["obstacle"], pair.target.worker.versions["ucx_tls"] = "Yama", "tcp"
 
-    def compare(*given: object) -> tuple[str, ...]:
-        lossy.append(given)
+    def compare(*values: object) -> tuple[str, ...]:
+        lossy.append(values)
         return ("lossy",)
 
     monkeypatch.setattr(measure_link, "lossy_devices", compare)
-    monkeypatch.setattr(measure_link, "protocol", lambda *given: f"protocol of {given}")
+    monkeypatch.setattr(measure_link, "protocol", lambda *values: f"protocol of {values}")
     samples = pair.link(op).measure(256, batch=2, depth=4)
     source, destination = (0, 1) if op == "WRITE" else (1, 0)
     log = ("log of 0", op, pair.memory)
@@ -569,8 +569,8 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
     log: list[object] = []
     one_link = KeptCalls().link()
 
-    def measure(self: Link, block: int, **given: float) -> _Launches:
-        log.append((block, given))
+    def measure(self: Link, block: int, **values: float) -> _Launches:
+        log.append((block, values))
         return _Launches([log.count("relaunch")])
 
     monkeypatch.setattr(Link, "measure", measure)

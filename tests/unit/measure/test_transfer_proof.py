@@ -213,7 +213,7 @@ class Scene:
 
         for name, double in {
             "Launch": Launch, "Link": Link, "supervisor": lambda: None, "obstacle": lambda: "of this host",
-            "obstacle_between": lambda one, other: f"between {one.pid} and {other.pid}",
+            "obstacle_between": lambda first, other: f"between {first.pid} and {other.pid}",
             "libraries_of_nixl": lambda maps: ["/lib/libucp.so", "/lib/libnixl.so"],
         }.items():  # fmt: skip
             monkeypatch.setattr(transfer_proof, name, double)

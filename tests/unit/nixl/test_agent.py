@@ -47,12 +47,12 @@ class LoggedWorker:
         }
         self.faults: dict[str, Exception] = {}
 
-    def request(self, command: str, **given: Any) -> Any:
-        self.log.append((self.rank, command, given))
+    def request(self, command: str, **values: Any) -> Any:
+        self.log.append((self.rank, command, values))
         return SimpleNamespace(worker=self, result=lambda: self.answer(command))
 
-    def call(self, command: str, **given: Any) -> Any:
-        return self.request(command, **given).result()
+    def call(self, command: str, **values: Any) -> Any:
+        return self.request(command, **values).result()
 
     def answer(self, command: str) -> Any:
         if command in self.faults:
@@ -120,7 +120,7 @@ OPTIONS = AgentOptions(
 
 
 @pytest.mark.parametrize(
-    ("role", "given", "changed"),
+    ("role", "values", "changed"),
     [
         ("agent", {}, {}),
         ("agent", {"listen_thread": True, "listen_port": 5, "progress_thread": False, "telemetry": True},
@@ -136,10 +136,10 @@ OPTIONS = AgentOptions(
     ],
 )  # fmt: skip
 def test_an_agent_is_created_with_its_options(
-    log: Log, role: str, given: dict[str, Any], changed: dict[str, Any]
+    log: Log, role: str, values: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     worker = cast(Any, LoggedWorker(log, 3, role))
-    created = NixlAgent.within(worker, **{"backends": ("UCX",), **given})
+    created = NixlAgent.within(worker, **{"backends": ("UCX",), **values})
     [(_, command, arguments)] = log
     assert arguments.pop("name") == created.name
     assert created.name.startswith(f"rank3-{role}-")
@@ -168,7 +168,7 @@ def test_agents_that_cannot_be_created_end_their_workers(log: Log) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "given", "backend", "progress"),
+    ("run", "values", "backend", "progress"),
     [
         ({}, {}, "UCX", True),
         ({"backend": ("POSIX", "LIBFABRIC", "UCX")}, {}, "LIBFABRIC", True),
@@ -181,15 +181,15 @@ def test_agents_that_cannot_be_created_end_their_workers(log: Log) -> None:
     ],
 )
 def test_agents_start_on_their_hosts_in_turn_with_the_options_of_the_run(
-    log: Log, make_settings: Callable[..., Settings], run: dict[str, Any], given: dict[str, Any], backend: str,
+    log: Log, make_settings: Callable[..., Settings], run: dict[str, Any], values: dict[str, Any], backend: str,
     progress: bool,
 ) -> None:  # fmt: skip
     settings = make_settings(timeout=5.0, start_timeout=9.0, threads=ThreadCounts(3, 3), **run)
     hosts = cast(Any, [LoggedHost(log, rank) for rank in range(3)])
     environment = {"NIXL_ETCD_NAMESPACE": "/x", "A": "1"}
     with Agents(hosts[0], settings) as agents:
-        first = agents.start("a", environment=environment, **given)
-        others = agents.start_each(["b", None, "d"], hosts=hosts[1:], **given)
+        first = agents.start("a", environment=environment, **values)
+        others = agents.start_each(["b", None, "d"], hosts=hosts[1:], **values)
     assert [agent.worker.rank for agent in (first, *others)] == [0, 1, 2, 1]
     plain = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None}
     starts = [entry[2:] for entry in log if entry[1] == "start"]
@@ -197,7 +197,7 @@ def test_agents_start_on_their_hosts_in_turn_with_the_options_of_the_run(
         ("agent", {**plain, **environment}, 5.0, 9.0), *[("agent", plain, 5.0, 9.0)] * 3,
     ]  # fmt: skip
     created = [entry[2] for entry in log if entry[1] == "create_agent"]
-    assert [(made["backends"], made["progress_thread"], made["threads"]) for made in created] == [
+    assert [(fields["backends"], fields["progress_thread"], fields["threads"]) for fields in created] == [
         ([backend], progress, 3)
     ] * 4
     assert list(agents.workers) == list(first.siblings) == [agent.worker for agent in (first, *others)]
@@ -265,7 +265,7 @@ def test_agents_that_wait_for_each_other_connect_while_the_other_is_polled(
 
 
 @pytest.mark.parametrize(
-    ("memory", "given", "sent"),
+    ("memory", "values", "sent"),
     [
         ("DRAM", {"pages": "base"}, {"directory": "", "alignment": 1, "pages": "base"}),
         ("DRAM", {"pages": "huge"}, {"directory": "", "alignment": 1}),
@@ -274,11 +274,11 @@ def test_agents_that_wait_for_each_other_connect_while_the_other_is_polled(
     ],
 )
 def test_a_buffer_is_requested_with_what_its_memory_has(
-    log: Log, memory: str, given: dict[str, Any], sent: dict[str, Any]
+    log: Log, memory: str, values: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     agent, worker = agent_of(log)
     worker.answers["allocate"] = {"buffer": Ref(7, "buffer"), "address": 64, "device": 5}
-    buffer = agent.request_buffer(32, memory, **given).result()
+    buffer = agent.request_buffer(32, memory, **values).result()
     assert log[-1] == (0, "allocate", {"size": 32, "memory_type": memory, **sent})
     assert buffer == Buffer(cast(Any, worker), Ref(7, "buffer"), 64, 32, memory, 5)
     assert worker.versions.get("gpu") == ("GPU 1, H (0000:01:00.0)" if memory == "VRAM" else None)

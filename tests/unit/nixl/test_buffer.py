@@ -24,20 +24,20 @@ class Memory:
 
     def __init__(self, size: int) -> None:
         self.bytes = bytearray(size)
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.answer: Any = None
 
-    def call(self, command: str, *, buffer: Ref | None = None, **given: Any) -> Any:
-        values = [len(value) if isinstance(value, bytes) else value for value in given.values()]
-        self.asked.append((command, buffer, *values))
+    def call(self, command: str, *, buffer: Ref | None = None, **fields: Any) -> Any:
+        values = [len(value) if isinstance(value, bytes) else value for value in fields.values()]
+        self.calls.append((command, buffer, *values))
         if command == "read":
-            return bytes(self.bytes[given["offset"] : given["offset"] + given["size"]])
+            return bytes(self.bytes[fields["offset"] : fields["offset"] + fields["size"]])
         if command == "write":
-            self.bytes[given["offset"] : given["offset"] + len(given["data"])] = given["data"]
+            self.bytes[fields["offset"] : fields["offset"] + len(fields["data"])] = fields["data"]
         return self.answer
 
-    def request(self, command: str, **given: Any) -> Any:
-        answer = self.call(command, **given)
+    def request(self, command: str, **fields: Any) -> Any:
+        answer = self.call(command, **fields)
         return SimpleNamespace(result=lambda: answer, worker=self)
 
 
@@ -66,11 +66,11 @@ def test_many_bytes_are_read_and_written_in_parts(offset: int, size: int | None,
     buffer.write(whole, offset)
     assert buffer.read(offset, size) == whole
     writes = [("write", REF, *part) for part in reversed(parts)]  # what is beyond the end is refused before any other
-    assert worker.asked == [*writes, *[("read", REF, *part) for part in parts]]
+    assert worker.calls == [*writes, *[("read", REF, *part) for part in parts]]
 
 
 @pytest.mark.parametrize(
-    ("memory", "given", "descriptor"),
+    ("memory", "fields", "descriptor"),
     [
         ("DRAM", {}, (1000, 64, 5)),
         ("DRAM", {"offset": 8}, (1008, 56, 5)),
@@ -79,9 +79,9 @@ def test_many_bytes_are_read_and_written_in_parts(offset: int, size: int | None,
     ],
 )
 def test_a_part_is_described_by_its_address_or_the_number_of_its_object(
-    memory: str, given: dict[str, int], descriptor: tuple[int, int, int]
+    memory: str, fields: dict[str, int], descriptor: tuple[int, int, int]
 ) -> None:
-    assert make(64, memory)[0].descriptor(**given) == descriptor
+    assert make(64, memory)[0].descriptor(**fields) == descriptor
 
 
 def test_a_buffer_is_filled_and_compared_in_parts_with_a_seed_each() -> None:
@@ -100,7 +100,7 @@ def test_a_buffer_is_filled_and_compared_in_parts_with_a_seed_each() -> None:
     assert caught.value.reason == "rank 3 compared 2 of 1 parts of a buffer"
     buffer.free()
     parts = [[1, 2, 3], [4, 5, 6]]
-    assert worker.asked == [
+    assert worker.calls == [
         ("fill", REF, [[9, 0, 64]], False), ("fill", REF, [[9, 8, 56]], True), ("fill", REF, parts, False),
         ("compare", REF, [[9, 8, 56]]), ("compare", REF, [[9, 0, 4]]), ("compare", REF, parts),
         ("compare", REF, [[9, 0, 64]]), ("forget", None, [REF]),
@@ -112,7 +112,7 @@ def test_only_a_buffer_of_a_gpu_waits_for_it(memory: str, seconds: float) -> Non
     buffer, worker = make(64, memory)
     worker.answer = 0.5
     assert buffer.gpu_wait() == seconds
-    assert worker.asked == ([("kernel_seconds", REF)] if seconds else [])
+    assert worker.calls == ([("kernel_seconds", REF)] if seconds else [])
 
 
 def test_a_buffer_that_is_allocated_has_the_address_of_the_answer() -> None:

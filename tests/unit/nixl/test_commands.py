@@ -158,15 +158,15 @@ class Raw:
             raise self.fault
         return {1: ("DONE", [1.5, None, b"x", True], object())}
 
-    def initialize_xfer(self, *given: object) -> int | None:
-        self.log.append(("initialize_xfer", *given))
-        return None if given[0] == "NONE" else 77
+    def initialize_xfer(self, *values: object) -> int | None:
+        self.log.append(("initialize_xfer", *values))
+        return None if values[0] == "NONE" else 77
 
     def release_xfer_handle(self, handle: object) -> None:
         self.log.append(("release_xfer_handle", handle))
 
-    def get_xfer_descs(self, *given: object) -> str:
-        self.log.append(("get_xfer_descs", *given))
+    def get_xfer_descs(self, *values: object) -> str:
+        self.log.append(("get_xfer_descs", *values))
         return "a list"
 
     def _secret(self) -> None:
@@ -184,7 +184,7 @@ class Raw:
 
 
 @pytest.fixture
-def kept() -> tuple[Commands, Raw]:
+def worker() -> tuple[Commands, Raw]:
     """Commands that keep an agent, then a handle, a list for transfers and an object that is no buffer."""
     commands, raw = Commands(lambda: False), Raw()
     for value, kind in (
@@ -201,12 +201,12 @@ HANDLE, PLACES = Ref(2, "nixl_xfer_handle"), Ref(3, "nixlXferDList")
 
 
 def call(commands: Commands, method: str, *arguments: Any, **keywords: Any) -> Any:
-    given = {"method": method, "arguments": list(arguments), "keywords": keywords}
-    return commands.handle("call", {"agent": AGENT, **given})
+    values = {"method": method, "arguments": list(arguments), "keywords": keywords}
+    return commands.handle("call", {"agent": AGENT, **values})
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "called", "answer"),
+    ("method", "values", "called", "answer"),
     [
         ("transfer", [HANDLE, b"x"], ("handle", b"x", {}), {"1": ["DONE", [1.5, None, b"x", True], Ref(5, "object")]}),
         ("initialize_xfer", ["WRITE", PLACES, PLACES, "t"], ("WRITE", "places", "places", "t"),
@@ -218,24 +218,24 @@ def call(commands: Commands, method: str, *arguments: Any, **keywords: Any) -> A
     ],
 )  # fmt: skip
 def test_a_method_of_nixl_gets_objects_and_tuples_and_its_answer_is_plain(
-    kept: tuple[Commands, Raw], method: str, given: list[Any], called: tuple[Any, ...] | None, answer: object
+    worker: tuple[Commands, Raw], method: str, values: list[Any], called: tuple[Any, ...] | None, answer: object
 ) -> None:
-    commands, raw = kept
-    assert call(commands, method, *given) == answer
+    commands, raw = worker
+    assert call(commands, method, *values) == answer
     assert raw.log == ([] if called is None else [(method, *called)])
 
 
 def test_an_empty_list_is_made_without_nixls_method_which_refuses_it(
-    kept: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
+    worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands, raw = kept
+    commands, raw = worker
     monkeypatch.setattr(nixl_api, "empty_list", lambda agent, method, memory: f"{agent is raw} {method} {memory}")
     assert call(commands, "get_xfer_descs", [], "DRAM") == "True get_xfer_descs DRAM"
     assert raw.log == []
 
 
-def test_a_handle_that_is_released_is_released_once(kept: tuple[Commands, Raw]) -> None:
-    commands, raw = kept
+def test_a_handle_that_is_released_is_released_once(worker: tuple[Commands, Raw]) -> None:
+    commands, raw = worker
     assert [call(commands, "release_xfer_handle", HANDLE) for _ in range(2)] == [None, None]
     assert raw.log == [("release_xfer_handle", "handle")]
     with pytest.raises(CommandRefusedError, match="this nixl_xfer_handle is no longer there: it was released, freed"):
@@ -247,7 +247,7 @@ def test_a_handle_that_is_released_is_released_once(kept: tuple[Commands, Raw]) 
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "message"),
+    ("method", "values", "message"),
     [
         ("transfer", [PLACES], "argument 1 is a nixlXferDList: expected nixl_xfer_handle"),
         ("transfer", [7], "argument 1 is not a reference to a nixl_xfer_handle"),
@@ -260,11 +260,11 @@ def test_a_handle_that_is_released_is_released_once(kept: tuple[Commands, Raw]) 
     ],
 )
 def test_a_call_that_would_crash_nixl_is_refused(
-    kept: tuple[Commands, Raw], method: str, given: list[Any], message: str
+    worker: tuple[Commands, Raw], method: str, values: list[Any], message: str
 ) -> None:
-    commands, raw = kept
+    commands, raw = worker
     with pytest.raises(CommandRefusedError) as caught:
-        call(commands, method, *given)
+        call(commands, method, *values)
     assert str(caught.value) == message
     assert raw.log == []
 
@@ -294,14 +294,14 @@ class Places:
     ],
 )
 def test_a_descriptor_list_has_the_methods_of_nixl(
-    kept: tuple[Commands, Raw], kind: str, method: str, message: str
+    worker: tuple[Commands, Raw], kind: str, method: str, message: str
 ) -> None:
-    commands, _ = kept
+    commands, _ = worker
     places = Places()
     ref, other = commands.keep(places, "nixlXferDList"), commands.keep(places, kind)
 
-    def use(descriptors: Ref, method: str, *given: object) -> Any:
-        arguments = {"descriptors": descriptors, "method": method, "arguments": list(given)}
+    def use(descriptors: Ref, method: str, *values: object) -> Any:
+        arguments = {"descriptors": descriptors, "method": method, "arguments": list(values)}
         return commands.handle("descriptor_list", arguments)
 
     assert use(ref, "append", [1, 2, 3]) is None
@@ -322,15 +322,15 @@ class LoggedBuffer:
         self.log = log
 
     def __getattr__(self, method: str) -> Any:
-        def note(*given: object, **named: object) -> object:
-            self.log.append((method, *given, *named.items()))
+        def note(*values: object, **named: object) -> object:
+            self.log.append((method, *values, *named.items()))
             return {"kernel_seconds": 0.5, "read": b"bytes"}.get(method)
 
         return note
 
 
-def test_a_buffer_is_filled_compared_registered_and_freed(kept: tuple[Commands, Raw]) -> None:
-    commands, raw = kept
+def test_a_buffer_is_filled_compared_registered_and_freed(worker: tuple[Commands, Raw]) -> None:
+    commands, raw = worker
     ref = commands.keep(LoggedBuffer(raw.log), "buffer")
     other = commands.keep(LoggedBuffer([]), "buffer")
     parts = [[1, 2, 3], [4, 5, 6]]
@@ -339,7 +339,7 @@ def test_a_buffer_is_filled_compared_registered_and_freed(kept: tuple[Commands, 
         "read": {"offset": 1, "size": 2}, "write": {"offset": 1, "data": b"x"}, "probe_objects": {},
         "register": {"agent": AGENT},
     }  # fmt: skip
-    answers = [commands.handle(name, {"buffer": ref, **given}) for name, given in steps.items()]
+    answers = [commands.handle(name, {"buffer": ref, **values}) for name, values in steps.items()]
     for count in (0, 3):
         commands.handle("prepare_objects", {"agent": AGENT, "buffer": ref, "block": 8, "count": count})
     commands.handle("add_agents", {"agent": AGENT, "metadata": [b"1", b"2"]})
@@ -357,7 +357,7 @@ def test_a_buffer_is_filled_compared_registered_and_freed(kept: tuple[Commands, 
 
 
 @pytest.mark.parametrize(
-    ("memory_type", "given", "made"),
+    ("memory_type", "values", "expected"),
     [
         ("DRAM", {}, ("DramBuffer", 8, True)),
         ("DRAM", {"pages": "base"}, ("DramBuffer", 8, False)),
@@ -367,7 +367,7 @@ def test_a_buffer_is_filled_compared_registered_and_freed(kept: tuple[Commands, 
     ],
 )
 def test_a_buffer_is_of_its_memory_type(
-    monkeypatch: pytest.MonkeyPatch, memory_type: str, given: dict[str, Any], made: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, memory_type: str, values: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     log: list[tuple[Any, ...]] = []
 
@@ -382,20 +382,20 @@ def test_a_buffer_is_of_its_memory_type(
                          ("objects", "ObjectBuffer")):  # fmt: skip
         double = SimpleNamespace(**{name: make(name)}, open_store=lambda *store: ("store", *store))
         monkeypatch.setattr(worker_commands, module, double)
-    answer = Commands(lambda: False).handle("allocate", {"size": 8, "memory_type": memory_type, **given})
-    assert (log, answer) == ([made], {"buffer": Ref(1, "buffer"), "address": 64, "device": 5})
+    answer = Commands(lambda: False).handle("allocate", {"size": 8, "memory_type": memory_type, **values})
+    assert (log, answer) == ([expected], {"buffer": Ref(1, "buffer"), "address": 64, "device": 5})
 
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_row_is_prepared_with_its_objects_and_released(
-    kept: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch, stored: bool
+    worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
-    commands, raw = kept
+    commands, raw = worker
     prepared: list[Any] = []
     released: list[int] = []
 
-    def prepare(*given: object, **named: object) -> SimpleNamespace:
-        prepared.extend([given, named])
+    def prepare(*values: object, **named: object) -> SimpleNamespace:
+        prepared.extend([values, named])
         return SimpleNamespace(release=lambda: released.append(1))
 
     monkeypatch.setattr(worker_commands, "prepare_row", prepare)
@@ -430,9 +430,9 @@ def test_a_row_is_prepared_with_its_objects_and_released(
 
 
 def test_transfers_and_targets_have_the_deadline_of_their_command(
-    kept: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
+    worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands, raw = kept
+    commands, raw = worker
     windows: list[tuple[int, int]] = []
     prepared = SimpleNamespace(count=3, run_window=lambda count, stamps: windows.append((count, len(stamps))))
     ref, buffer = commands.keep(prepared, "transfers"), commands.keep("the buffer", "buffer")
@@ -445,13 +445,15 @@ def test_transfers_and_targets_have_the_deadline_of_their_command(
         return 4
 
     monkeypatch.setattr(transfer, "RowEnd", lambda **named: named)
-    monkeypatch.setattr(transfer, "move_each", lambda *given: {"corrupt": given[2], "first": None, "given": given[:2]})
+    monkeypatch.setattr(
+        transfer, "move_each", lambda *values: {"corrupt": values[2], "first": None, "values": values[:2]}
+    )
     monkeypatch.setattr(transfer, "serve", serve)
     commands.handle("move", {"transfers": ref, "timeout": 60.0})
     assert 0 < prepared.deadline - time.monotonic() <= 60
     assert windows == [(3, 3)]
     moved = commands.handle("move_each", {"transfers": ref, "timeout": 600.0, "count": 5, "end": end})
-    assert moved == {"corrupt": 5, "first": None, "given": (prepared, {"buffer": "the buffer", **fields})}
+    assert moved == {"corrupt": 5, "first": None, "values": (prepared, {"buffer": "the buffer", **fields})}
     assert 500 < prepared.deadline - time.monotonic() <= 600
     assert commands.handle("serve", {"agent": AGENT, "timeout": 60.0, "idle": True, "end": end}) == 4
     assert commands.handle("serve", {"agent": AGENT, "timeout": 60.0}) == 4
@@ -485,33 +487,33 @@ class LoggedTools:
     def __init__(self, cancelled: object) -> None:
         self.program = SimpleNamespace(pid=99)
 
-    def find(self, *given: object) -> object:
-        return ("find", *given)
+    def find(self, *values: object) -> object:
+        return ("find", *values)
 
-    def start(self, *given: object) -> object:
-        self.program.given = given
+    def start(self, *values: object) -> object:
+        self.program.values = values
         return self.program
 
-    def look(self, *given: object) -> object:
-        return ("look", *given)
+    def look(self, *values: object) -> object:
+        return ("look", *values)
 
-    def listens(self, *given: object) -> object:
-        return ("listens", *given)
+    def listens(self, *values: object) -> object:
+        return ("listens", *values)
 
-    def end(self, *given: object) -> None:
-        self.program.ended = given
+    def end(self, *values: object) -> None:
+        self.program.ended = values
 
 
 def test_a_program_is_kept_by_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_commands, "Tools", LoggedTools)
     commands = Commands(lambda: False)
     assert commands.handle("tool_find", {"tool": "nixlbench"}) == ("find", "nixlbench")
-    given = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
-    started = commands.handle("tool_start", given)
+    values = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
+    started = commands.handle("tool_start", values)
     assert started == {"program": Ref(1, "program"), "pid": 99}
     program = {"program": started["program"]}
     kept_program = commands.get(started["program"])
-    assert kept_program.given == ("nixlbench", ["-p"], {"A": None})
+    assert kept_program.values == ("nixlbench", ["-p"], {"A": None})
     assert commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}) == ("look", kept_program, 5, 2.0)
     assert commands.handle("tool_listens", {**program, "port": 7}) == ("listens", kept_program, 7)
     commands.handle("tool_end", {**program, "number": 9})
@@ -530,8 +532,8 @@ def test_a_worker_greets_with_its_process_and_takes_the_path_of_pytest(
     assert answer == {**process, **({"nixl": "1.5.1"} if loads else {})}
 
 
-def test_a_function_gets_the_agent_and_the_objects_of_references(kept: tuple[Commands, Raw], tmp_path: Path) -> None:
-    commands, raw = kept
+def test_a_function_gets_the_agent_and_the_objects_of_references(worker: tuple[Commands, Raw], tmp_path: Path) -> None:
+    commands, raw = worker
     (tmp_path / "function_of_test.py").write_text("def of(agent, **given):\n    return type(agent).__name__, given\n")
     run = {"agent": AGENT, "arguments": {"handle": HANDLE, "count": 3}, "file": str(tmp_path / "function_of_test.py")}
     try:

@@ -143,8 +143,8 @@ def test_the_plugin_is_checked_first_and_each_library_is_loaded_and_recorded(
         def __call__(self) -> int:
             return 1 << 16 | 22
 
-    def check(candidates: list[str], *given: str) -> None:
-        log.append(given)
+    def check(candidates: list[str], *values: str) -> None:
+        log.append(values)
 
     monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
     monkeypatch.setattr(libfabric, "locate", locate)

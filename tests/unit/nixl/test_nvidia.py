@@ -201,8 +201,8 @@ class MemoryDriver:
     def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:  # noqa: N802
         return 0, name.decode()
 
-    def cuLaunchKernel(self, function: str, *given: Any) -> tuple[int]:  # noqa: N802
-        (address, size, _, seed, last), _ = given[-2]
+    def cuLaunchKernel(self, function: str, *values: Any) -> tuple[int]:  # noqa: N802
+        (address, size, _, seed, last), _ = values[-2]
         self.log.append((function, size))
         memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
         pattern = np.concatenate([np.zeros(0, np.uint8), *(chunk.copy() for _, chunk in chunks(seed, size))])

@@ -120,11 +120,11 @@ def test_the_version_of_the_libfabric_that_a_program_loads_is_known(
 class Guard:
     """A guard that keeps what it is told, and forks no process."""
 
-    made: ClassVar[list[Guard]] = []
+    guards: ClassVar[list[Guard]] = []
 
     def __init__(self) -> None:
         self.log: list[tuple[str, int]] = []
-        self.made.append(self)
+        self.guards.append(self)
 
     def watch(self, group: int) -> None:
         self.log.append(("watch", group))
@@ -137,7 +137,7 @@ class Guard:
 def wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A script that is nixlbench on this rank, which prints arguments and variables."""
     monkeypatch.setattr(tools_module, "ProgramGuard", Guard)
-    monkeypatch.setattr(Guard, "made", [])
+    monkeypatch.setattr(Guard, "guards", [])
     path = tmp_path / "wrapper"
     path.write_text('#!/bin/sh\necho "$@ $UCX_TLS $UCX_NET_DEVICES $HOME"\n')
     path.chmod(0o755)
@@ -158,7 +158,7 @@ def test_a_program_gets_its_arguments_and_variables_and_is_guarded_until_its_end
     for number, program in enumerate(programs):
         wait_until(partial(getattr, program, "over"), 60, "the end of the program")
         assert tools.look(program, 0, 60)["bytes"] == f"--op {number} tcp  /home\n".encode()
-    [guard] = Guard.made
+    [guard] = Guard.guards
     pids = [program.pid for program in programs]
     assert guard.log == [*[("watch", pid) for pid in pids], *[("forget", pid) for pid in pids]]
 
@@ -184,7 +184,7 @@ def test_a_program_that_may_not_or_cannot_be_started_is_named(
     with pytest.raises(NixlPluginError) as caught:
         Tools(lambda: False).start(tool, [], variables)
     assert (caught.value.reason, caught.value.remedy) == (reason.format(path=wrapper), remedy.format(path=wrapper))
-    assert not any(guard.log for guard in Guard.made)
+    assert not any(guard.log for guard in Guard.guards)
 
 
 def test_the_path_of_a_program_is_that_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

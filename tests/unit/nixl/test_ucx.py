@@ -237,7 +237,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (b"\0BISTRO_GRACE_DURATION\x0050ms\0", "20ms", "20ms"),  # the deployment's own value stays
         (b"\0BISTRO_FORCE_FAR_JUMP\0", None, None),  # an older UCX would warn
     ],
-    ids=["known", "given", "unknown"],
+    ids=["known", "values", "unknown"],
 )
 def test_worker_shortens_the_wait_of_a_ucx_that_knows_how(
     content: bytes, before: str | None, after: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
@@ -323,8 +323,8 @@ def test_the_libraries_of_the_plugin_are_loaded_before_those_of_its_modules(
     monkeypatch.setattr(ucx, "locate", locate)
     monkeypatch.setattr(ucx, "open_library", lambda library, path, backend: log.append((library, path, backend)))
 
-    def load(finder: Finder, *given: str) -> dict[str, str]:
-        log.append(given)
+    def load(finder: Finder, *values: str) -> dict[str, str]:
+        log.append(values)
         return {"modules": "loaded"}
 
     monkeypatch.setattr(libraries, "load", load)
@@ -377,5 +377,7 @@ def test_what_the_cuda_modules_of_ucx_lack_is_recorded(
     lacks = expected.get(LACKS, "")
     assert text == (f"UCX cannot load its CUDA modules: {lacks}, which cannot be found or loaded" if lacks else "")
     remedy = libraries.remedy(text)
-    advice = [words for words in ("pip install nvidia-cuda-runtime", "NVIDIA_DRIVER_CAPABILITIES") if words in remedy]
+    advice = [
+        phrase for phrase in ("pip install nvidia-cuda-runtime", "NVIDIA_DRIVER_CAPABILITIES") if phrase in remedy
+    ]
     assert len(advice) == len(missing)

@@ -171,11 +171,11 @@ def test_a_container_is_watched_before_it_exists_and_published_on_loopback(
 ) -> None:
     from testcontainers.core.config import testcontainers_config as settings
 
-    own = {"ryuk_disabled": False, "connection_mode_override": None, "tc_host_override": "mine"}
-    for name, value in own.items():
+    user_settings = {"ryuk_disabled": False, "connection_mode_override": None, "tc_host_override": "mine"}
+    for name, value in user_settings.items():
         monkeypatch.setattr(settings, name, value)
     container = start()
-    assert {name: getattr(settings, name) for name in own} == own
+    assert {name: getattr(settings, name) for name in user_settings} == user_settings
     [created] = engine.bodies("create")
     assert (created["name"], created["Image"], created["Cmd"]) == (container.name, IMAGE, ["serve", "--all"])
     assert container.name.startswith("pytest-nixl-store-")

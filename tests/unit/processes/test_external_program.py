@@ -173,7 +173,7 @@ class ScriptedHost:
     """A host whose worker gives the answers of a test, and keeps what it is asked. A double of a slow program."""
 
     def __init__(self, *looks: dict[str, Any], host: str = "a", start: WorkerError | None = None) -> None:
-        self.looks, self.asked = list(looks), list[tuple[str, dict[str, Any]]]()
+        self.looks, self.calls = list(looks), list[tuple[str, dict[str, Any]]]()
         self.rank, self.timeout, self.versions = 2, 7.0, {"host": host}
         self.answers = {
             "tool_find": {"path": "/opt/nixlbench", "ucx": "1.20.0"}, "tool_listens": 1, "tool_end": None,
@@ -182,17 +182,17 @@ class ScriptedHost:
         self._refused = start
         self.killed = self.closed = False
 
-    def start(self, *given: object) -> ScriptedHost:
-        self.asked.append(("start", {"given": given}))
+    def start(self, *values: object) -> ScriptedHost:
+        self.calls.append(("start", {"values": values}))
         return self
 
-    def call(self, command: str, **given: Any) -> Any:
-        self.asked.append((command, given))
+    def call(self, command: str, **values: Any) -> Any:
+        self.calls.append((command, values))
         if command == "tool_start" and self._refused is not None:
             raise self._refused
         if command == "tool_look":
             answer = self.looks.pop(0) if self.looks else look()
-            return {**answer, "from": given["seen"] if answer["from"] is None else answer["from"]}
+            return {**answer, "from": values["seen"] if answer["from"] is None else answer["from"]}
         return self.answers[command]
 
     def kill(self) -> None:
@@ -207,7 +207,7 @@ class ScriptedHost:
     def program(self) -> RunningProgram:
         """Start the program, and forget what was asked until then."""
         started = self.tool().start(["--op", "READ"])
-        self.asked.clear()
+        self.calls.clear()
         return started
 
 
@@ -225,8 +225,8 @@ def test_a_tool_says_where_it_is_and_starts_its_program_with_arguments_and_varia
         started = tool.start(("--op", "READ"), {"UCX_TLS": "tcp", "UCX_X": None})
     assert (started.pid, started.argv, host.closed) == (99, ("/opt/nixlbench", "--op", "READ"), True)
     variables = {"UCX_TLS": "tcp", "UCX_X": None}
-    assert host.asked == [
-        ("start", {"given": ("tool", {}, 7.0, START_SECONDS)}),
+    assert host.calls == [
+        ("start", {"values": ("tool", {}, 7.0, START_SECONDS)}),
         ("tool_find", {"tool": "nixlbench"}),
         ("tool_start", {"tool": "nixlbench", "arguments": ["--op", "READ"], "variables": variables}),
     ]
@@ -250,9 +250,9 @@ def test_a_tool_says_where_it_is_and_starts_its_program_with_arguments_and_varia
 
 def waits(host: ScriptedHost) -> list[tuple[int, float]]:
     """Return for each look at the output its first byte, and the time to wait for it beyond which it is late."""
-    given = [arguments for command, arguments in host.asked if command == "tool_look"]
-    assert all(look["seconds"] == pytest.approx(7.0 + look["timeout"]) for look in given)
-    return [(look["seen"], round(look["timeout"], 1)) for look in given]
+    values = [arguments for command, arguments in host.calls if command == "tool_look"]
+    assert all(look["seconds"] == pytest.approx(7.0 + look["timeout"]) for look in values)
+    return [(look["seen"], round(look["timeout"], 1)) for look in values]
 
 
 def test_output_is_read_on_from_where_it_was_and_what_was_dropped_is_counted() -> None:
@@ -265,7 +265,7 @@ def test_output_is_read_on_from_where_it_was_and_what_was_dropped_is_counted() -
     assert program.poll() == program.wait(0.0) == 3
     program.signal(signal.SIGTERM)  # it has ended
     assert waits(host) == [(0, 0.0), (2, 0.0), (3, 0.5), (11, 0.0)]
-    assert {command for command, _ in host.asked} == {"tool_look"}
+    assert {command for command, _ in host.calls} == {"tool_look"}
 
 
 def test_a_program_is_waited_for_a_second_at_a_time() -> None:
@@ -278,8 +278,8 @@ def test_a_program_is_waited_for_a_second_at_a_time() -> None:
     silent = ScriptedHost()
     assert silent.program().wait_for("", 0.0)
     assert not silent.program().wait_for("more", -1.0)
-    assert (silent.asked, host.program().listens(4)) == ([], True)
-    assert host.asked == [("tool_listens", {"program": Ref(5, "program"), "port": 4})]
+    assert (silent.calls, host.program().listens(4)) == ([], True)
+    assert host.calls == [("tool_listens", {"program": Ref(5, "program"), "port": 4})]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -299,8 +299,8 @@ def test_a_program_that_does_not_end_in_time_is_killed_and_named(leaves: bool) -
     assert caught.value.reason == "nixlbench of rank 2 on a did not end within 0 s and was killed"
     assert caught.value.remedy == "read its last lines below, or run it there by hand: /opt/nixlbench --op READ"
     assert caught.value.detail == "its last lines:\n" + "\n".join(f"  | {number}" for number in range(2, 14))
-    assert [command for command, _ in host.asked] == ["tool_look", "tool_end", "tool_look"]
-    assert host.asked[1] == ("tool_end", {"program": Ref(5, "program"), "number": 9})
+    assert [command for command, _ in host.calls] == ["tool_look", "tool_end", "tool_look"]
+    assert host.calls[1] == ("tool_end", {"program": Ref(5, "program"), "number": 9})
     failure = ScriptedHost().program().failure("failed", "turn it off")
     assert (failure.remedy, failure.detail) == ("turn it off", "it wrote nothing")
 

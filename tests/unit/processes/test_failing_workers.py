@@ -441,7 +441,7 @@ def test_an_object_of_another_worker_is_refused_with_both_workers(
 
 
 @pytest.mark.parametrize(
-    ("signals", "alive", "log", "asked"),
+    ("signals", "alive", "log", "is_asked"),
     [
         ([], True, [("wait", 2), "kill"], True),
         ([signal.SIGSTOP], True, ["SIGSTOP", "kill"], False),
@@ -451,7 +451,7 @@ def test_an_object_of_another_worker_is_refused_with_both_workers(
     ],
 )
 def test_a_worker_is_asked_once_to_end_unless_it_is_stopped(
-    make: Make, signals: Sequence[int], alive: bool, log: list[object], asked: bool
+    make: Make, signals: Sequence[int], alive: bool, log: list[object], is_asked: bool
 ) -> None:
     worker, process = make()
     for number in signals:
@@ -460,12 +460,12 @@ def test_a_worker_is_asked_once_to_end_unless_it_is_stopped(
     worker.ask_to_end()
     worker.close()
     worker.close()
-    assert process.log == [*log, *(log[-2:] if asked else ["kill"])]
-    assert process.commands() == ["hello", *(["exit"] if asked else [])]
+    assert process.log == [*log, *(log[-2:] if is_asked else ["kill"])]
+    assert process.commands() == ["hello", *(["exit"] if is_asked else [])]
 
 
 @pytest.mark.parametrize(
-    ("ways", "error_type", "of_rank"),
+    ("fates", "error_type", "of_rank"),
     [
         ("refuses dies", WorkerDiedError, 1),
         ("dies refuses", WorkerDiedError, 0),
@@ -477,19 +477,19 @@ def test_a_worker_is_asked_once_to_end_unless_it_is_stopped(
     ],
 )
 def test_the_error_of_several_workers_is_that_which_caused_the_others(
-    make: Make, ways: str, error_type: type[WorkerError], of_rank: int
+    make: Make, fates: str, error_type: type[WorkerError], of_rank: int
 ) -> None:
     pairs = []
-    for rank, way in enumerate(ways.split()):
-        replies = {"answers": [{"number": 2, "result": rank}], "refuses": [fault("refused", "X", "no")]}.get(way, [])
-        state, timeout = "stopped by a signal" if way == "stopped" else "sleeping", 60.0 if way != "hangs" else 0.5
+    for rank, fate in enumerate(fates.split()):
+        replies = {"answers": [{"number": 2, "result": rank}], "refuses": [fault("refused", "X", "no")]}.get(fate, [])
+        state, timeout = "stopped by a signal" if fate == "stopped" else "sleeping", 60.0 if fate != "hangs" else 0.5
         worker, process = make(*replies, rank=rank, state=state, output=STACK, code=-6)
-        worker.timeout = 0.5 if way == "stopped" else timeout
+        worker.timeout = 0.5 if fate == "stopped" else timeout
         assert worker.versions["pid"] == 7
         pairs.append((worker, process))
     pending = [worker.request("run") for worker, _ in pairs]
-    for way, (_, process) in zip(ways.split(), pairs, strict=True):
-        if way == "dies":
+    for fate, (_, process) in zip(fates.split(), pairs, strict=True):
+        if fate == "dies":
             process.alive = False
             process.far_end.close()
     began = time.monotonic()
@@ -498,8 +498,8 @@ def test_the_error_of_several_workers_is_that_which_caused_the_others(
     assert type(caught.value) is error_type
     assert f"rank {of_rank} (agent worker, pid 7)" in caught.value.reason
     assert time.monotonic() - began < 60.0
-    if "waits" in ways or "stopped" in ways:
-        unanswered = pairs[1 - of_rank if "waits" in ways else of_rank][1]
+    if "waits" in fates or "stopped" in fates:
+        unanswered = pairs[1 - of_rank if "waits" in fates else of_rank][1]
         assert unanswered.commands() == ["hello", "run", "cancel"]
         assert not unanswered.alive
 

@@ -28,10 +28,10 @@ SEGMENTS = "UCX_POSIX_DIR"
 class Started:
     """A process that was started, and what is done with it."""
 
-    def __init__(self, log: list[Any], argv: list[str], given: dict[str, Any]) -> None:
-        self.log, self.argv, self.given = log, argv, given
+    def __init__(self, log: list[Any], argv: list[str], options: dict[str, Any]) -> None:
+        self.log, self.argv, self.options = log, argv, options
         self.pid, self.code = 77, cast("int | None", None)
-        self.far_end = [os.dup(descriptor) for descriptor in given.get("pass_fds", ())]
+        self.far_end = [os.dup(descriptor) for descriptor in options.get("pass_fds", ())]
 
     def poll(self) -> int | None:
         return self.code
@@ -70,31 +70,31 @@ class Scene:
     def unwatch_process(self, pid: int) -> None:
         self.log.append(("unwatch", pid))
 
-    def execute(self, argv: list[str], **given: Any) -> Started:
+    def execute(self, argv: list[str], **options: Any) -> Started:
         if self.error is not None:
             raise self.error
-        self.processes.append(Started(self.log, argv, given))
+        self.processes.append(Started(self.log, argv, options))
         return self.processes[-1]
 
     def fork(self, supervisor: object, channel: Any, log: Any, environment: dict[str, str]) -> Started | None:
         assert supervisor is self
         self.log.append("fork")
-        given = {"env": environment, "pass_fds": [channel.fileno()], "stdout": log}
-        return self.execute(["forked"], **given) if self.forks else None
+        options = {"env": environment, "pass_fds": [channel.fileno()], "stdout": log}
+        return self.execute(["forked"], **options) if self.forks else None
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    made = Scene(tmp_path)
-    popen = {**vars(subprocess), "Popen": made.execute}
+    opened_scene = Scene(tmp_path)
+    popen = {**vars(subprocess), "Popen": opened_scene.execute}
     monkeypatch.setattr(hosts, "subprocess", SimpleNamespace(**popen))
-    monkeypatch.setattr(hosts, "fork_worker", made.fork)
+    monkeypatch.setattr(hosts, "fork_worker", opened_scene.fork)
     for name in (SEGMENTS, BLAS_THREADS):
         monkeypatch.delenv(name, raising=False)
-    yield made
-    for process in made.opened:
+    yield opened_scene
+    for process in opened_scene.opened:
         process.channel.close()
-    for descriptor in (descriptor for process in made.processes for descriptor in process.far_end):
+    for descriptor in (descriptor for process in opened_scene.processes for descriptor in process.far_end):
         os.close(descriptor)
 
 
@@ -104,7 +104,7 @@ def start(scene: Scene, role: str, *, prefix: tuple[str, ...] = (), **environmen
 
 
 @pytest.mark.parametrize(
-    ("prefix", "shared", "own", "expected"),
+    ("prefix", "shared", "own_variables", "expected"),
     [
         ((), "/dev/shm/run", {}, {SEGMENTS: "/dev/shm/run", BLAS_THREADS: "1"}),
         ((), "", {}, {BLAS_THREADS: "1"}),
@@ -113,10 +113,10 @@ def start(scene: Scene, role: str, *, prefix: tuple[str, ...] = (), **environmen
     ],
 )
 def test_a_worker_is_executed_with_the_variables_of_its_rank_and_of_the_run(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, prefix: tuple[str, ...], shared: str, own: dict[str, str],
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, prefix: tuple[str, ...], shared: str, own_variables: dict[str, str],
     expected: dict[str, str],
 ) -> None:  # fmt: skip
-    for name, value in {"GONE": "1", "STAYS": "2", **own}.items():
+    for name, value in {"GONE": "1", "STAYS": "2", **own_variables}.items():
         monkeypatch.setenv(name, value)
     scene.shared_memory = shared
     host = LocalHost(cast(Any, scene), 2, prefix, {"OWN": "3"})
@@ -124,14 +124,14 @@ def test_a_worker_is_executed_with_the_variables_of_its_rank_and_of_the_run(
     assert (worker.rank, worker.role, worker.pid) == (2, "initiator", 77)
     assert (worker.timeout, worker.start_timeout) == (7.0, 9.0)
     [process] = scene.processes
-    descriptor = process.given["pass_fds"][0]
+    descriptor = process.options["pass_fds"][0]
     assert process.argv == [*prefix, sys.executable, str(SCRIPT), str(descriptor), str(os.getpid())]
     names = {"GONE", "STAYS", "A", "OWN", RUN_DIRECTORY, SEGMENTS, BLAS_THREADS}
-    variables = {name: value for name, value in process.given["env"].items() if name in names}
+    variables = {name: value for name, value in process.options["env"].items() if name in names}
     assert variables == {"STAYS": "2", "A": "4", "OWN": "3", RUN_DIRECTORY: str(scene.directory), **expected}
-    assert process.given["env"]["PATH"] == os.environ["PATH"]
-    assert (process.given["stdin"], process.given["stderr"]) == (subprocess.DEVNULL, subprocess.STDOUT)
-    assert process.given["start_new_session"] is True
+    assert process.options["env"]["PATH"] == os.environ["PATH"]
+    assert (process.options["stdin"], process.options["stderr"]) == (subprocess.DEVNULL, subprocess.STDOUT)
+    assert process.options["start_new_session"] is True
     assert scene.log == [("watch", 77)], "it is not forked"
     worker.kill()
 
@@ -166,7 +166,9 @@ def test_workers_have_logs_of_their_own_whose_lines_are_read_whole(scene: Scene)
     assert [process.log for process in processes] == [scene.directory / name for name in names]
     processes[2].log.write_bytes(b"one\n\xfftwo\n")
     assert [process.output() for process in processes] == ["", "", "one\n\ufffdtwo\n"]
-    assert [started.given["stdout"].name for started in scene.processes] == [str(process.log) for process in processes]
+    assert [started.options["stdout"].name for started in scene.processes] == [
+        str(process.log) for process in processes
+    ]
 
 
 def test_a_process_is_killed_once_and_no_longer_watched(scene: Scene) -> None:

@@ -90,7 +90,7 @@ WHERE = "http://a:2379,https://b:2380"
 
 
 @pytest.mark.parametrize(
-    ("item", "asked", "remaining"),
+    ("item", "requests", "remaining"),
     [
         (container("c"), [ENGINE, "c", {"force": True, "v": True}], ""),
         (
@@ -115,10 +115,10 @@ WHERE = "http://a:2379,https://b:2380"
     ],
 )  # fmt: skip
 def test_what_cannot_be_removed_is_a_sentence_with_its_command(
-    calls: list[object], item: dict[str, Any], asked: list[object], remaining: str
+    calls: list[object], item: dict[str, Any], requests: list[object], remaining: str
 ) -> None:
     assert clean_remote([item, container("next")]) == ([remaining] if remaining else [])
-    assert calls == [*asked, ENGINE, "next", {"force": True, "v": True}], "the next one is tried in any case"
+    assert calls == [*requests, ENGINE, "next", {"force": True, "v": True}], "the next one is tried in any case"
 
 
 def test_items_of_one_etcd_or_engine_are_removed_together() -> None:
