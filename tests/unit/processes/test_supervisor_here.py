@@ -78,7 +78,10 @@ def supervise(tmp_path: Path, process_state: None) -> Supervise:
 
         thread = threading.Thread(target=use)
         thread.start()
-        started.run()
+        try:
+            started.run()
+        except KeyboardInterrupt as error:  # it would end pytest
+            errors.append(AssertionError(f"it does not ignore Ctrl-C: {error}"))
         thread.join()
         started.selector.close()
         for error in errors:
@@ -175,6 +178,21 @@ def test_stop_ends_a_process_with_its_group_even_if_it_is_stopped_or_ignores_it(
 
     supervise(steps)
     wait_until(lambda: not running(children[1]), 60, "the end of the other process with the run")
+
+
+def test_every_spawned_process_is_asked_to_end_with_the_run(
+    supervise: Supervise, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("asked")
+    script = "trap 'echo end > $0; exit' TERM; echo ready; while true; do sleep 0.05; done"
+
+    def steps(client: SupervisorClient) -> None:
+        for number in range(3):
+            client.spawn(["sh", "-c", script, str(folder / f"{number}")], log=f"{number}.log")
+            assert read(client.directory / f"{number}.log") == "ready\n"
+
+    supervise(steps)
+    assert sorted(path.name for path in folder.iterdir()) == ["0", "1", "2"]
 
 
 def test_the_rest_of_a_group_is_killed_when_its_leader_has_ended(supervise: Supervise) -> None:

@@ -198,6 +198,12 @@ def mask(undo: ExitStack) -> None:
     os.umask(0o027 if previous == 0o077 else 0o077)
 
 
+def preload(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the loader load a library first, also in a parent of workers that is started then."""
+    patch.setenv(name, "libm.so.6")
+    close_parent()
+
+
 def refused(pid: int) -> int:
     raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -206,7 +212,7 @@ def refused(pid: int) -> int:
     ("change", "variables", "shown"),
     [
         (lambda patch, _: patch.setattr(os, "pidfd_open", refused), {}, ("environ", "")),
-        *[(lambda patch, _, name=name: patch.setenv(name, "libm.so.6"), {}, ("environ", f"{name}=libm.so.6\0"))
+        *[(lambda patch, _, name=name: preload(patch, name), {}, ("environ", f"{name}=libm.so.6\0"))
           for name in ("LD_PRELOAD", "LD_AUDIT")],
         (lambda patch, _: patch.setenv(FORK, "0"), {}, ("environ", f"{FORK}=0\0")),
         (lambda patch, _: patch.setenv(BLAS_THREADS, "2"), {}, ("environ", f"{BLAS_THREADS}=2\0")),
