@@ -80,8 +80,8 @@ def supervise(tmp_path: Path, process_state: None) -> Supervise:
         thread.start()
         try:
             started.run()
-        except KeyboardInterrupt as error:  # it would end pytest
-            errors.append(AssertionError(f"it does not ignore Ctrl-C: {error}"))
+        except KeyboardInterrupt as interruption:  # it would end pytest
+            errors.append(AssertionError(f"it does not ignore Ctrl-C: {interruption!r}"))
         thread.join()
         started.selector.close()
         for error in errors:
