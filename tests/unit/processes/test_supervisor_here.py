@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -354,8 +355,11 @@ def test_the_status_of_a_process_is_described(status: int, end: str) -> None:
     assert describe_status(status) == end
 
 
-def test_a_process_is_identified_by_the_time_of_its_start() -> None:
-    process = subprocess.Popen(["sleep", "300"])
+def test_a_process_is_identified_by_the_time_of_its_start(tmp_path: Path) -> None:
+    program = tmp_path / "a) 1 (b"  # its name is in the line that has the time
+    program.symlink_to(shutil.which("sleep") or "/bin/sleep")
+    process = subprocess.Popen([program, "300"])
+    wait_until(lambda: "a) 1 (b" in Path(f"/proc/{process.pid}/stat").read_text(), 60, "its execution")
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     assert start_time(process.pid) == fields[19] != start_time(os.getpid())
     process.kill()
