@@ -143,7 +143,9 @@ _WRITTEN = re.compile(
 
 def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
     """Return a member as ``http://HOST:PORT`` (empty if impossible), and a remark about it."""
-    match = None if re.match("unixs?:", part) else _WRITTEN.fullmatch(part)
+    if re.match("unixs?:", part):
+        return "", ""  # a socket file has no port
+    match = _WRITTEN.fullmatch(part)
     if match is None:
         return "", _no_port(part)
     host, digits = match["host"].removeprefix("[").removesuffix("]"), match["port"]

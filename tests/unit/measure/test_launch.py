@@ -8,7 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -20,14 +20,12 @@ from pytest_nixl.measure import launch as measure_launch
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
+from pytest_nixl.model.agent_options import AgentOptions, ThreadCounts
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_errors import WorkerError, WorkerHungError
+from pytest_nixl.processes.worker_errors import GpuFullError, WorkerError, WorkerHungError
 
 DRAM = MemoryPair("DRAM", "DRAM")
 MakePairs = Callable[..., Launches]
@@ -57,40 +55,6 @@ def test_a_pair_has_the_threads_of_its_options(make_pairs: MakePairs) -> None:
 
 
 @pytest.mark.long
-def test_the_row_says_how_its_agents_were_created(make_pairs: MakePairs) -> None:
-    workers = (BackendParameter("UCX", "num_workers", "2"),)
-    options = AgentOptions(True, ThreadCounts(2, 2), "strict", workers)
-    samples = link(make_pairs(duration=0.0), options).measure(65536)
-    assert samples.corruption is None
-    assert str(samples.key).endswith("/0-1/num_workers=2,progress-thread=on,sync-mode=strict,threads=2")
-
-
-@pytest.mark.long
-def test_the_run_decides_unless_a_link_says_otherwise(make_pairs: MakePairs) -> None:
-    pairs = make_pairs(progress_thread=("on",))
-    assert link(pairs).key(65536).variant == (("progress-thread", "on"),)
-    assert link(pairs, AgentOptions(progress_thread=False)).key(65536).variant == ()
-
-
-@pytest.mark.long
-def test_a_row_is_measured_again_with_its_own_agents(make_pairs: MakePairs) -> None:
-    pairs = make_pairs(progress_thread=("off", "on"))
-    row = link(pairs, AgentOptions(progress_thread=True)).key(65536)
-    assert pairs.link_of(row, (0, 1)).key(65536) == row
-
-
-@pytest.mark.long
-def test_no_other_pair_runs_beside_one_with_a_progress_thread(make_pairs: MakePairs) -> None:
-    pairs = make_pairs()
-    plain = link(pairs)
-    progress = link(pairs, AgentOptions(progress_thread=True))
-    assert not plain.initiator.worker.alive
-    assert link(pairs, AgentOptions(progress_thread=True)).initiator.worker.pid == progress.initiator.worker.pid
-    link(pairs)
-    assert not progress.initiator.worker.alive
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("progress", [False, True])
 def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: MakePairs, progress: bool) -> None:
     # UCX over TCP needs the target's progress; the memory copy of one host does not.
@@ -106,37 +70,6 @@ def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: M
     assert not stopping.initiator.worker.alive, "both workers are ended"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("progress", [False, True])
-def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
-    make_pairs: MakePairs, progress: bool
-) -> None:
-    stopping = link(make_pairs(), AgentOptions(progress_thread=progress))
-    stopping._settings = replace(stopping._settings, timeout=5.0)  # only of the transfers
-    stopping.initiator.run("helpers.agent_functions:never_progress")
-    started = time.monotonic()
-    # Both wait for the same time, and either may be the first to report.
-    with pytest.raises(
-        WorkerError, match=r"\((initiator|target) worker, pid \d+\) stopped '\w+' at its deadline"
-    ) as late:
-        stopping.move(65536)
-    assert "whether the path to it drops packets" in late.value.remedy
-    assert time.monotonic() - started < 5.0 + LATE
-
-
-@pytest.mark.long
-def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
-    make_settings: Callable[..., object],
-) -> None:
-    settings = make_settings(progress_thread=("off",), threads=ThreadCounts(2, 2), timeout=20.0)
-    with Agents(LocalHost(supervisor()), settings) as agents:  # type: ignore[arg-type]
-        plain, progress = agents.start(), agents.start(progress_thread=True)
-        assert threads(progress) == threads(plain) + 1
-        usual = agents.start(agent_options=AgentOptions())
-        assert threads(plain) == threads(usual) + 2
-        assert agents.start(progress_thread=None).beside()._made_with["progress_thread"] is False
-
-
 @pytest.mark.parametrize(
     ("every", "turns", "partners"),
     [
@@ -145,7 +78,7 @@ def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
             for count, *counts in ((2, 1, 1), (5, 3, 4), (8, 3, 4), (64, 6, 32))
         ],
         ([(0, 2), (0, 3)], 1, 2),
-        ([(0, 2), (0, 3), (1, 2)], 1, 2),
+        ([(0, 2), (3, 0), (2, 1)], 1, 2),
     ],
 )
 def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
@@ -163,11 +96,11 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
         return [b"%d" % number for number, _ in pending]
 
     def agent(number: int) -> SimpleNamespace:
-        def request(command: str, **given: Any) -> tuple[int, str]:
-            added.extend((number, int(number_text)) for number_text in given.get("metadata", ()))
-            connected.extend((number, int(number_text)) for number_text in given.get("targets", ()))
+        def request(command: str, **values: Any) -> tuple[int, str]:
+            added.extend((number, int(number_text)) for number_text in values.get("metadata", ()))
+            connected.extend((number, int(number_text)) for number_text in values.get("targets", ()))
             if command == "serve":
-                served.append((given["seconds"], given["timeout"], given["idle"]))
+                served.append((values["seconds"], values["timeout"], values["idle"]))
             return number, command
 
         return SimpleNamespace(name=str(number), ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
@@ -175,7 +108,7 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
     monkeypatch.setattr(measure_launch, "results", answer)
     measure_launch.connect_partners(cast(Any, [agent(number) for number in range(64)]), every)
     assert sorted(added) == sorted([*every, *((other, first) for first, other in every)])
-    assert sorted(connected) == every
+    assert sorted(connected) == sorted(tuple(sorted(pair)) for pair in every)
     assert len(batches) == 3 * turns
     assert not any(asking & polling for asking, polling in batches)
     assert all(seconds > timeout for seconds, timeout, _ in served), "a rank answers after its last poll"
@@ -187,8 +120,8 @@ def test_metadata_that_is_too_large_for_one_request_is_sent_in_parts(monkeypatch
     parts: list[list[bytes]] = []
     large = bytes(measure_launch._PART_BYTES // 2)
 
-    def request(command: str, **given: Any) -> str:
-        parts.extend([given["metadata"]] if command == "add_agents" else [])
+    def request(command: str, **values: Any) -> str:
+        parts.extend([values["metadata"]] if command == "add_agents" else [])
         return command
 
     agent = SimpleNamespace(name="a", ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
@@ -226,9 +159,14 @@ def test_an_error_between_different_releases_names_them_once(workers: list[Any],
 
 
 class AgentOfEnd:
-    """An agent that keeps what it registers. It is a double, because no machine of CI has GPU memory."""
+    """An agent that keeps what it registers. It is a double, because no machine of CI has GPU memory.
 
-    def __init__(self) -> None:
+    :param room: the largest buffer for which its GPU has memory.
+    """
+
+    def __init__(self, *types: str, room: int = 1 << 30) -> None:
+        self._types, self._room = types or ("DRAM_SEG", "BLK_SEG"), room
+        self.freed: list[int] = []
         self.registered: list[Any] = []
         self.ended: list[str] = []
         self.worker = SimpleNamespace(
@@ -240,11 +178,20 @@ class AgentOfEnd:
         self.ended.append("closed")
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
-        return ["DRAM_SEG", "BLK_SEG"]
+        return list(self._types)
 
-    def request_buffer(self, size: int, memory: str, **given: Any) -> Any:
-        buffer = SimpleNamespace(size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0), **given)
-        return SimpleNamespace(result=lambda: buffer)
+    def request_buffer(self, size: int, memory: str, **values: Any) -> Any:
+        buffer = SimpleNamespace(
+            size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0),
+            free=lambda: self.freed.append(size), **values,
+        )  # fmt: skip
+
+        def result() -> Any:
+            if size > self._room:
+                raise GpuFullError(f"no room for {size}", "end others")
+            return buffer
+
+        return SimpleNamespace(result=result)
 
     def register_memory(self, parts: list[Any], memory: str) -> None:
         self.registered.append((parts, memory))
@@ -280,53 +227,110 @@ class LaunchedWorker:
     versions: ClassVar = {"host": platform.node()}
 
     def __init__(self, *gpus: str) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.gpus = gpus
 
-    def call(self, command: str, **given: Any) -> Any:
+    def call(self, command: str, **values: Any) -> Any:
         if command == "devices":
             return {"devices": [{"number": n, "name": "", "uuid": gpu, "pci": ""} for n, gpu in enumerate(self.gpus)]}
-        return self.told.append((command, given))
+        return self.calls.append((command, values))
 
     def kill(self) -> None:
-        self.told.append("killed")
+        self.calls.append("killed")
+
+
+Make = Callable[..., tuple[Launch, list[Any]]]
 
 
 @pytest.fixture
-def launch(
-    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, MemoryPair, Sequence[LaunchedWorker]], tuple[Launch, list[Any]]]:
-    """Launch a pair of such workers, of a backend and memory. Return it and what its agents are created with."""
+def launch(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Launch a pair of such workers. Return it and, in order, what is started, created and connected."""
 
-    def make(backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker]) -> tuple[Launch, list[Any]]:
+    def make(
+        backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker], ends: Sequence[AgentOfEnd] = (),
+        **more: Any,
+    ) -> tuple[Launch, list[Any]]:  # fmt: skip
         created: list[Any] = []
 
-        def within_each(started: Sequence[Any], **given: Any) -> list[AgentOfEnd]:
-            created.extend([started, given["progress_thread"]])
-            return [AgentOfEnd() for _ in started]
+        def within_each(started: Sequence[Any], **values: Any) -> list[AgentOfEnd]:
+            created.append((started, values["backends"], values["progress_thread"]))
+            return list(ends) or [AgentOfEnd() for _ in started]
+
+        def start(worker: LaunchedWorker, role: str, environment: Any, *limits: float) -> LaunchedWorker:
+            created.append((role, environment.get("A"), environment["NIXL_ETCD_ENDPOINTS"], *limits))
+            return worker
 
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
-        monkeypatch.setattr(measure_launch, "connect_partners", lambda agents, _: created.append(tuple(agents)))
-        hosts: Any = [SimpleNamespace(start=lambda *_, worker=worker: worker) for worker in workers]
-        return Launch(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), created
+        monkeypatch.setattr(measure_launch, "connect_partners", lambda *values: created.append(values))
+        hosts: Any = [SimpleNamespace(start=partial(start, worker)) for worker in workers]
+        settings = make_settings(progress_thread=("off", "on"), timeout=7.0, start_timeout=9.0)
+        return Launch(hosts, settings, BACKENDS[backend], memory, 64, **more), created
 
     return make
 
 
-def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(launch: Any) -> None:
+def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(launch: Make) -> None:
     worker, unused = LaunchedWorker(), LaunchedWorker()
-    pair, agents = launch("POSIX", MemoryPair("DRAM", "FILE"), [worker, unused])
-    assert agents == [[worker], False]
+    pair, created = launch("POSIX", MemoryPair("DRAM", "FILE"), [worker, unused])
+    assert created == [("initiator", None, None, 7.0, 9.0), ([worker], ["POSIX"], False)]
     assert pair.initiator is pair.target
-    assert worker.told == []
+    assert [buffer.memory for buffer in cast(Any, pair.initiator).registered] == ["DRAM", "FILE"]
+    assert worker.calls == []
 
 
-def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(launch: Any) -> None:
+def test_a_launch_starts_both_workers_and_connects_agents_with_registered_buffers(launch: Make) -> None:
+    workers, ends = [LaunchedWorker("a", "b"), LaunchedWorker("a", "b")], [AgentOfEnd("VRAM_SEG") for _ in range(2)]
+    pair, created = launch(
+        "UCX", MemoryPair("VRAM", "VRAM"), workers, ends, variables=({"A": "1"}, {"A": "2"}), alignment=8,
+        devices=DevicePair(1, 0), agent_options=AgentOptions(progress_thread=True), pages="base",
+    )  # fmt: skip
+    assert created == [
+        ("initiator", "1", None, 7.0, 9.0), ("target", "2", None, 7.0, 9.0), (workers, ["UCX"], True), (ends, [(0, 1)]),
+    ]  # fmt: skip
+    assert [worker.calls for worker in workers] == [[("activate", {"device": 1})], [("activate", {"device": 0})]]
+    buffers = [buffer for end in ends for buffer in end.registered]
+    assert [(buffer.size, buffer.device, buffer.alignment, buffer.pages) for buffer in buffers] == [
+        (64, 1, 8, "base"), (64, 0, 8, "base")
+    ]  # fmt: skip
+    assert (list(pair.buffers), pair.capacity, pair.shortage) == (buffers, 64, None)
+    for waits in ((1.0, 2.0), (2.0, 1.0)):
+        for buffer, seconds in zip(buffers, waits, strict=True):
+            buffer.gpu_wait = lambda seconds=seconds: seconds
+        assert pair.kernel_seconds() == 2.0
+
+
+@pytest.mark.parametrize(("rooms", "capacity"), [((64, 64), 64), ((64, 40), 32), ((16, 32), 16), ((16, 8), None)])
+def test_a_launch_takes_the_largest_buffers_for_which_both_gpus_have_memory(
+    launch: Make, rooms: tuple[int, int], capacity: int | None
+) -> None:
+    ends = [AgentOfEnd("VRAM_SEG", room=room) for room in rooms]
+    workers = [LaunchedWorker("a"), LaunchedWorker("b")]
+    if capacity is None:
+        with pytest.raises(GpuFullError, match="no room for 16"):
+            launch("UCX", MemoryPair("VRAM", "VRAM"), workers, ends, smaller=(32, 16))
+        assert [worker.calls[-1] for worker in workers] == ["killed"] * 2
+    else:
+        pair, _ = launch("UCX", MemoryPair("VRAM", "VRAM"), workers, ends, smaller=(32, 16))
+        assert (pair.capacity, [buffer.size for buffer in pair.buffers]) == (capacity, [capacity] * 2)
+        assert str(pair.shortage and pair.shortage.reason) == (
+            f"no room for {2 * capacity}" if capacity < 64 else "None"
+        )
+    tried = [64, 32, 16][: [64, 32, 16].index(capacity or 16) + (capacity is None)]
+    assert [end.freed for end in ends] == [[size for size in tried if size <= room] for room in rooms]
+
+
+def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(launch: Make) -> None:
     first, other = LaunchedWorker("a", "b"), LaunchedWorker("c", "a", "b")
     with pytest.raises(NotApplicableError, match="but UCX supports only BLK and DRAM"):
         launch("UCX", MemoryPair("VRAM", "VRAM"), [first, other])
-    assert first.told == [("activate", {"device": 0}), "killed"]
-    assert other.told == [("activate", {"device": 0}), "killed"]
+    assert first.calls == [("activate", {"device": 0}), "killed"]
+    assert other.calls == [("activate", {"device": 0}), "killed"]
+
+
+def test_a_worker_has_the_variables_of_its_backend_that_the_user_has_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_NIXL_SET", "mine")
+    backend = cast(Any, SimpleNamespace(environment=lambda environ: {"PYTEST_NIXL_SET": "1", "PYTEST_NIXL_NEW": "2"}))
+    assert measure_launch.worker_environment(backend) == {"NIXL_ETCD_ENDPOINTS": None, "PYTEST_NIXL_NEW": "2"}
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,9 @@ def test_the_settings_choose_agents_and_gpus_unless_a_link_does(
         pairs.link("UCX", "WRITE", memory, agent_options=options)
     assert [launch.devices for launch in created] == [None, DevicePair(5, 6), DevicePair(5, 6)]
     assert [launch.agent_options.progress_thread for launch in created] == [True, True, False]
+    mixed = [MemoryPair("VRAM", "DRAM"), MemoryPair("DRAM", "VRAM"), MemoryPair("VRAM", "VRAM")]
+    other = pairs_of(make_settings(pages="base"))
+    assert [other.link("UCX", "WRITE", memory) and created[-1].pages for memory in mixed] == ["base", "base", ""]
 
 
 @pytest.mark.parametrize(("notify", "pages"), [("last", "huge"), ("each", "base")])

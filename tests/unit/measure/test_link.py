@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import random
 import re
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,14 +26,14 @@ from pytest_nixl.measure.link import (
     usual_iterations,
     usual_warmup,
 )
+from pytest_nixl.model.device_counters import CarrierBytes
+from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import HUGE, RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
-from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.backends.ucx import UcxBackend
 from pytest_nixl.nixl.buffer import Buffer
-from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
-from pytest_nixl.processes.worker_process import Pending, Worker
+from pytest_nixl.processes.worker_errors import GpuFullError, NixlError, WorkerError, WorkerLateError
+from pytest_nixl.processes.worker_process import Worker
 
 DRAM = MemoryPair("DRAM", "DRAM")
 WRONG = {"wrong_bytes": 1, "total_bytes": 4096, "offset": 3, "expected": 4, "found": 5}
@@ -42,16 +42,6 @@ MakePairs = Callable[..., Launches]
 
 def link(pairs: Launches, op: str = "WRITE") -> Link:
     return pairs.link("UCX", op, DRAM)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_window_has_at_least_depth_transfers(make_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")  # slow enough that all transfers in flight take more than 10 ms
-    block, depth = 4 << 20, 32
-    samples = link(make_pairs(blocks=(block,), depth=(depth,), duration=0.0), op).measure(block, depth=depth)
-    assert samples.corruption is None
-    assert min(samples.transfers) >= depth
 
 
 #: Rows of the tests that share workers: block, batch and depth.
@@ -75,177 +65,6 @@ def test_every_byte_arrives_and_is_compared(
     assert samples.bandwidth > 0
 
 
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_the_first_corrupt_transfer_and_their_number_are_told(
-    shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure_link, "EACH_PER_COMMAND", 8)
-    pairs = shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)
-    one_link, ends = link(pairs, op), Link._row_ends
-    assert one_link.move_each(4096, 20) is None
-    run, answers = (
-        one_link._run,
-        [{}, {"corrupt": 2, "first": {"transfer": 3, **WRONG}}, {"corrupt": 1, "first": {"transfer": 1, **WRONG}}],
-    )
-    counts: list[int] = []
-
-    def count_transfers(*arguments: Any, **named: Any) -> dict[str, Any]:
-        counts.append(named["count"])
-        return {**run(*arguments, **named), **answers[len(counts) - 1]}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_link, "_run", count_transfers)
-        assert one_link.move_each(4096, 20) == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
-    assert counts == [8, 8, 4]
-
-    def wrong_seed(*arguments: Any, **named: Any) -> Any:
-        initiator, target = ends(one_link, *arguments, **named)
-        receiver = initiator if initiator["receives"] else target
-        receiver["seed"] += 1000  # as if the bytes of another pattern arrived
-        return initiator, target
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_link, "_row_ends", wrong_seed)
-        [corruption, row] = one_link.move_each(4096, 20), one_link.measure(65536, depth=4).corruption
-    assert isinstance(corruption, Corruption)
-    assert corruption.phase == "in transfer 1 (20 of 20 are corrupt)"
-    assert corruption.total_bytes == 4096
-    assert isinstance(row, Corruption)
-    assert row.phase == "between the timed transfers"
-    assert row.total_bytes == 65536 * 4
-
-
-@pytest.mark.parametrize(("iterations", "longest"), [(None, LONGEST_SECONDS), (1000, None)])
-def test_a_row_is_short_on_a_slow_link_unless_iterations_are_given(
-    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, iterations: int | None, longest: float | None
-) -> None:
-    one_link = link(make_pairs(blocks=(4096,), iterations=iterations))
-    run, limits = one_link._run, list[float | None]()
-
-    def note_longest(command: str, *arguments: Any, **named: Any) -> Any:
-        if command == "measure":
-            limits.append(named["longest"])
-        return run(command, *arguments, **named)
-
-    monkeypatch.setattr(one_link, "_run", note_longest)
-    one_link.measure(4096)
-    assert limits == [longest]
-
-
-def test_no_pattern_comes_twice_although_each_test_begins_with_the_same_random_seed(
-    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_link, fill, seeds = link(shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)), Buffer.fill, list[int]()
-
-    def fill_source(buffer: Buffer, seed: int, *, size: int | None = None, inverted: bool = False) -> Pending:
-        if not inverted:
-            seeds.append(seed)
-        return fill(buffer, seed, size=size, inverted=inverted)
-
-    monkeypatch.setattr(Buffer, "fill", fill_source)
-    for _ in range(2):
-        random.seed(0)
-        one_link.measure(4096)
-    assert len(set(seeds)) == len(seeds) == 6
-
-
-@pytest.mark.parametrize(
-    ("changes", "named", "rate"),
-    [
-        ({}, {"batch": 4, "clear_above": 1e6}, 1e6 / 16384),
-        ({}, {}, None),
-        ({"iterations": 1000}, {"clear_above": 1e6}, None),
-        ({"duration": 0.2}, {"clear_above": 1e6}, None),
-        ({}, {"clear_above": 1e6, "beside": lambda: None}, None),
-    ],
-    ids=["clear above a bandwidth", "never", "iterations given", "a long duration", "beside others"],
-)
-def test_a_row_may_end_early_unless_something_else_says_how_long_it_takes(
-    make_pairs: MakePairs, changes: dict[str, Any], named: dict[str, Any], rate: float | None
-) -> None:
-    one_link, rates = link(make_pairs(blocks=(4096,), batch=(4,), **changes)), list[float | None]()
-
-    def run(command: str, *_: Any, decisive_rate: float | None = None, **__: Any) -> dict[str, Any]:
-        if command == "measure":
-            rates.append(decisive_rate)
-        windows = {"windows": [0.01] * 4, "transfers": [10] * 4, "latencies": [0.001]}
-        return {**windows, "corruption": None, "counted": [], "contention": 0.7}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_link, "_run", run)
-        samples = one_link.measure(4096, **named)
-    assert rates == [rate]
-    assert samples.contention == (0.0,), "windows that agree were not disturbed"
-
-
-@pytest.mark.parametrize(
-    ("block", "footprint", "named", "size"),
-    [
-        (65536, 0, {}, 65536),
-        (8 << 20, 0, {}, 1 << 20),
-        (65536, 0, {"beside": lambda: None}, None),
-        (65536, 16 << 20, {}, None),
-    ],
-    ids=["whole", "the beginning", "beside others", "cold"],
-)
-def test_bytes_are_compared_between_windows_of_hot_rows_that_are_measured_alone(
-    make_pairs: MakePairs,
-    block: int,
-    footprint: int,
-    named: dict[str, Any],
-    size: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pairs, observed = make_pairs(blocks=(65536, 8 << 20)), list[Any]()
-    one_link = pairs.link("UCX", "WRITE", DRAM, footprint=footprint)
-    timed = one_link._timed
-
-    def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> Any:
-        observed.append(ends and [end["size"] for end in ends])
-        return timed(transfers, block, links, ends, **rest)
-
-    monkeypatch.setattr(one_link, "_timed", time_row)
-    assert one_link.measure(block, **named).corruption is None
-    assert observed == [size and [size, size]]
-
-
-def test_a_gpu_that_others_use_before_or_after_the_transfers_is_told(
-    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_link, waits = link(shared_pairs(blocks=(4096,))), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
-    monkeypatch.setattr(one_link._launch, "kernel_seconds", lambda: waits.pop(0))
-    assert [one_link.measure(4096).gpu_waits for _ in range(3)] == [(2e-3,), (3e-3,), ()]
-    assert one_link.measure(4096, beside=lambda: None).gpu_waits == (), "of rows measured together: the others use it"
-
-
-def test_lost_packets_are_counted_while_a_row_is_timed(
-    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_link = link(shared_pairs(blocks=(4096,)))
-    observed: list[tuple[Any, ...]] = []
-    done: list[str] = []
-    timed = one_link._timed
-
-    def time_row(*arguments: Any, **named: Any) -> Any:
-        measured = timed(*arguments, **named)
-        done.append("timed")
-        return measured
-
-    def compare(*arguments: Any) -> tuple[str, ...]:
-        observed.append(arguments)
-        return ("lossy",)
-
-    # No host of these tests has RDMA.
-    monkeypatch.setattr(measure_link, "loss_counters", lambda workers, before=None: {"a": ["counter", *done]})
-    monkeypatch.setattr(one_link, "_timed", time_row)
-    monkeypatch.setattr(measure_link, "lossy_devices", compare)
-    samples = one_link.measure(4096)
-    assert samples.lossy == cast(Any, ("lossy",))
-    assert observed == [
-        ({"a": ["counter"]}, {"a": ["counter", "timed"]}, samples.transports, 4096 * sum(samples.transfers))
-    ]
-
-
 def test_each_host_is_asked_once_what_its_devices_have_lost_and_not_again_if_it_has_none() -> None:
     hosts: list[str] = []
 
@@ -261,29 +80,6 @@ def test_each_host_is_asked_once_what_its_devices_have_lost_and_not_again_if_it_
     assert before == {"a": [("rxe0", "sent_pkts", 1)], "b": []}
     assert loss_counters(workers, before) == {"a": [("rxe0", "sent_pkts", 3)]}
     assert hosts == ["loss_counters a", "loss_counters b", "loss_counters a"]
-
-
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-@pytest.mark.parametrize("notify", ["last", "each"])
-def test_each_transfer_carries_a_notification_if_that_is_asked_for(
-    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, op: str, notify: str
-) -> None:
-    one_link = link(shared_pairs(notify=notify, iterations=400, warmup=0, duration=0.0, blocks=(4096,)), op)
-    sent: list[dict[str, Any]] = []
-    request = one_link.initiator.worker.request
-
-    def listened(command: str, **sent_arguments: Any) -> Any:
-        sent.append(sent_arguments)
-        return request(command, **sent_arguments)
-
-    monkeypatch.setattr(one_link.initiator.worker, "request", listened)
-    samples = one_link.measure(4096)
-    assert samples.corruption is None
-    assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [prepared] = [sent_arguments for sent_arguments in sent if "notify_each" in sent_arguments]
-    assert prepared["notify_each"] is (notify == "each")
-    # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
-    assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
@@ -308,13 +104,6 @@ def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePa
     assert 0 < samples.p50 <= samples.p99 <= max(samples.windows)
 
 
-@pytest.mark.long
-def test_default_iterations_are_1000_up_to_1_mib_and_160_mib_above(make_pairs: MakePairs) -> None:
-    one_link = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
-    assert sum(one_link.measure(1 << 20).transfers) >= 1000
-    assert sum(one_link.measure(2 << 20).transfers) >= 80
-
-
 def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least() -> None:
     assert [usual_iterations(size << 20) for size in (1, 2, 3, 16, 64)] == [1000, 80, 54, 10, 10]
     assert usual_iterations((1 << 20) + 1) == 160
@@ -322,121 +111,6 @@ def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least(
 
 def test_large_blocks_are_warmed_up_with_fewer_transfers() -> None:
     assert [usual_warmup(size << 20, 10) for size in (1, 16, 17, 32, 64, 320)] == [10, 10, 10, 5, 3, 1]
-
-
-@pytest.mark.parametrize(("source", "warmup"), [("default", 3), ("--nixl-warmup", 10)])
-def test_a_number_of_transfers_to_warm_up_with_that_is_given_holds_for_large_blocks_too(
-    source: str, warmup: int
-) -> None:
-    options: dict[str, Any] = {}
-    one_link = Link.__new__(Link)
-    settings = SimpleNamespace(iterations=0, warmup=10, duration=0.5, timeout=20.0, sources={"warmup": source})
-    launch = SimpleNamespace(warmup_seconds=lambda: 0)
-    fields = {"_settings": settings, "memory": DRAM, "op": "WRITE", "_launch": launch}
-    vars(one_link).update(fields, _run=lambda *_, **more: options.update(more), _beside_the_initiator=lambda links: [])
-    one_link._timed(cast(Any, None), 64 << 20, [], together=False)
-    assert options["warmup"] == warmup
-
-
-@pytest.mark.long
-def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_transfer(
-    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # With UCX, DONE means that the bytes have arrived; here it is treated as a backend without that guarantee.
-    class Posting(UcxBackend):
-        COMPLETION_IMPLIES_DELIVERY = False
-
-    monkeypatch.setitem(BACKENDS, "UCX", Posting())
-    pairs = make_pairs(iterations=1000, depth=(4,), duration=0.0)
-    samples = link(pairs).measure(65536, depth=4)
-    assert samples.corruption is None
-    assert sum(samples.transfers) >= 1000
-
-
-@pytest.mark.long
-def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> None:
-    one_link = link(shared_pairs())
-    stop = threading.Event()
-
-    def overwrite() -> None:
-        # Overwrite the destination in the worker's memory, as if stale bytes had arrived.
-        with open(f"/proc/{one_link.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
-            while not stop.is_set():
-                memory.seek(one_link.destination.address)
-                memory.write(b"stale" * 100)
-                stop.wait(0.0001)
-
-    thread = threading.Thread(target=overwrite)
-    thread.start()
-    try:
-        # On a busy machine the thread may not run while the bytes move and are compared.
-        corruption = next((corruption for _ in range(100) if (corruption := one_link.move(65536)) is not None), None)
-    finally:
-        stop.set()
-        thread.join()
-    assert corruption is not None
-    assert corruption.offset < 5
-    assert 400 < corruption.wrong_bytes <= 500
-    assert corruption.total_bytes == 65536
-
-
-def test_a_byte_that_is_wrong_after_the_timed_transfers_is_found(
-    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_link = link(shared_pairs())
-    timed = one_link._timed
-
-    def changed(*arguments: Any, **options: Any) -> Any:
-        measured = timed(*arguments, **options)
-        with open(f"/proc/{one_link.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
-            memory.seek(one_link.destination.address + 9)
-            [byte] = memory.read(1)
-            memory.seek(one_link.destination.address + 9)
-            memory.write(bytes([byte ^ 0x40]))
-        return measured
-
-    monkeypatch.setattr(one_link, "_timed", changed)
-    corruption = one_link.measure(65536).corruption
-    assert isinstance(corruption, Corruption)
-    assert corruption.phase == "after the timed transfers"
-    assert (corruption.offset, corruption.wrong_bytes) == (9, 1)
-
-
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_every_byte_is_wrong_if_none_arrives(shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The destination holds the complement, so that no byte is right by chance, as one of 256 would be."""
-    one_link = link(shared_pairs(), op)
-    monkeypatch.setattr(one_link, "_run", lambda *_, **__: None)
-    corruption = one_link.move(65536)
-    assert corruption is not None
-    assert corruption.wrong_bytes == corruption.total_bytes == 65536
-
-
-@pytest.mark.long
-def test_pair_is_reused_and_replaced_when_a_worker_has_ended(make_pairs: MakePairs) -> None:
-    pairs = make_pairs()
-    first = link(pairs)
-    assert link(pairs, "READ").initiator.worker.pid == first.initiator.worker.pid
-    first.target.worker.kill()
-    second = link(pairs)
-    assert second.initiator.worker.pid != first.initiator.worker.pid
-    assert second.move(65536) is None
-
-
-def test_row_that_does_not_fit_is_refused_with_a_remedy(shared_pairs: MakePairs) -> None:
-    one_link = link(shared_pairs())
-    with pytest.raises(NixlPluginError, match=r"131072 bytes .* 65536 bytes") as caught:
-        one_link.measure(131072)
-    assert "--nixl-blocks" in caught.value.remedy
-
-
-@pytest.mark.long
-def test_agents_of_a_link_do_not_use_an_etcd(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://127.0.0.1:1")
-    one_link = link(make_pairs())
-    assert one_link.move(65536) is None
-    for agent in (one_link.initiator, one_link.target):
-        assert agent.run("helpers.agent_functions:variable", name="NIXL_ETCD_ENDPOINTS") is None
 
 
 @pytest.mark.long
@@ -454,37 +128,6 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
     assert len(samples.windows) == sum(samples.windows_of_launches) >= 30
     assert min(samples.values) <= samples.bandwidth <= max(samples.values)
     assert link(pairs).initiator.worker.pid == pids[-1]
-
-
-@pytest.mark.parametrize(
-    ("together", "changes", "expected"),
-    [
-        (False, {}, {"iterations": 1000, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
-        (False, {"iterations": 3}, {"iterations": 3, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
-        (True, {"iterations": 3}, {"iterations": 1, "warmup": 1, "duration": BESIDE_SECONDS}),
-        (True, {"warmup": 0, "duration": 9.0}, {"iterations": 1, "warmup": 0, "duration": 9.0, "deadline": 29.0}),
-    ],
-)
-def test_a_row_beside_others_is_measured_by_time_alone(
-    together: bool, changes: dict[str, float], expected: dict[str, float]
-) -> None:
-    """Its transfers are not counted, so that all pairs move bytes during the whole time. Nothing is measured here."""
-    options: dict[str, Any] = {}
-    bare_link = Link.__new__(Link)
-
-    def run(command: str, transfers: object, seconds: float, **arguments: Any) -> dict[str, Any]:
-        options.update(arguments, command=command, deadline=seconds)
-        return {}
-
-    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, "sources": {}, **changes}
-    for name, value in {
-        "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
-        "_launch": SimpleNamespace(warmup_seconds=lambda: 0), "_beside_the_initiator": lambda links: [4],
-    }.items():  # fmt: skip
-        setattr(bare_link, name, value)
-    bare_link._timed(cast(Any, None), 65536, [], together=together)
-    assert {name: options[name] for name in expected} == expected
-    assert (options["command"], options["op"], options["own"]) == ("measure", "WRITE", [4])
 
 
 @pytest.mark.parametrize(
@@ -523,42 +166,275 @@ def test_each_of_two_ranks_that_sets_ucx_tls_is_known(
     assert ucx_tls_of_ranks(cast(Any, first), cast(Any, other)) == expected
 
 
-class KeptCalls:
-    """A pair of workers that keeps what they are asked. It is a double, so that a worker fails when a test wants it."""
+#: What an initiator says of ten windows of ten transfers.
+MEASURED = {
+    "windows": [0.01] * 10, "transfers": [10] * 10, "latencies": [0.001], "corruption": None, "counted": [],
+    "contention": 0.7,
+}  # fmt: skip
 
-    def __init__(self, target: str = "DRAM", *, storage: bool = False, delivers: bool = True, nixl: str = "1.5.1"):
+
+class KeptCalls:
+    """A pair of workers that keeps what they are asked. It is a double, so that a worker fails when a test wants it.
+
+    :ivar calls: the commands whose answers are waited for at once, with their arguments.
+    :ivar log: all commands in order; a request with its rank, and what a buffer is filled or compared with.
+    :ivar compared: the answers of comparisons, in order, then None.
+    """
+
+    def __init__(
+        self, target: str = "DRAM", *, storage: bool = False, delivers: bool = True, nixl: str = "1.5.1",
+        hosts: str = "aa",
+    ) -> None:  # fmt: skip
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.log: list[object] = []
+        self.sent: dict[str, dict[str, Any]] = {}
+        self.beside_measure: dict[str, Any] = {}
+        self.measured: dict[str, Any] = dict(MEASURED)
+        self.compared: list[dict[str, int] | None] = []
+        self.moved: list[dict[str, Any]] = []
+        self.waits, self.mistaken = [1e-5, 2e-3], ""
         self.faults: dict[str, BaseException] = {}
         self.killed = False
         self.backend = SimpleNamespace(
-            NAME="UCX", PLUGIN="plugin", STORAGE=storage, COMPLETION_IMPLIES_DELIVERY=delivers
-        )
+            NAME="UCX", PLUGIN="plugin", STORAGE=storage, COMPLETION_IMPLIES_DELIVERY=delivers,
+            transports=partial(self.read_log, "transports"), mistaken=partial(self.read_log, "mistaken"),
+        )  # fmt: skip
         self.memory, self.capacity, self.shortage = MemoryPair("DRAM", target), 4096, None
         self.devices, self.agent_options = None, None
-        versions = {"nixl": nixl, "nixl_package": "nixl-cu12", "host": "a"}
-        self.initiator, self.target = (
-            SimpleNamespace(
-                name=f"agent {rank}", ref=rank, worker=SimpleNamespace(rank=rank, call=self.call, versions=versions)
-            )
-            for rank in range(2)
-        )
+        self.initiator, self.target = (self._end(rank, host, nixl) for rank, host in enumerate(hosts))
         self.buffers = tuple(
-            SimpleNamespace(address=rank, memory=memory, device=0, ref=10 + rank)
-            for rank, memory in enumerate(("DRAM", target))
+            Buffer(end.worker, cast(Any, 10 + rank), rank, 4096, memory, 0)
+            for rank, (end, memory) in enumerate(zip((self.initiator, self.target), ("DRAM", target), strict=True))
         )
 
-    def call(self, command: str, **given: Any) -> str:
-        self.calls.append((command, given))
+    def read_log(self, method: str, *values: object) -> object:
+        self.log.append((method, *values))
+        return ("cma/memory",) if method == "transports" else self.mistaken
+
+    def _end(self, rank: int, host: str, nixl: str) -> Any:
+        versions = {"nixl": nixl, "nixl_package": "nixl-cu12", "host": host}
+        worker = SimpleNamespace(
+            rank=rank, pid=100 + rank, call=self.call, request=partial(self.request, rank), versions=versions,
+            output=lambda: f"log of {rank}",
+        )  # fmt: skip
+        return SimpleNamespace(name=f"agent {rank}", ref=rank, worker=worker)
+
+    def call(self, command: str, **values: Any) -> str:
+        self.calls.append((command, values))
+        self.log.append(command)
         if command in self.faults:
             raise self.faults[command]
         return command
 
+    def request(self, rank: int, command: str, **values: Any) -> Any:
+        parts = [part for [seed, _, size] in values.get("parts", ()) for part in (seed, size)]
+        self.log.append((rank, command, *parts, *(["inverted"] if values.get("inverted") else [])))
+        self.sent[command] = values
+        if command == "measure":
+            self.beside_measure = self.sent.get("serve", {})
+        answers = {"compare": [self.compared.pop(0) if command == "compare" and self.compared else None]}
+        moved = self.moved.pop(0) if command == "move_each" else None
+        answer = {**answers, "measure": self.measured, "move_each": moved}.get(command)
+        return SimpleNamespace(result=lambda: answer)
+
+    def kernel_seconds(self) -> float:
+        self.log.append("kernel")
+        return self.waits.pop(0)
+
+    def warmup_seconds(self) -> float:
+        return 0.15
+
     def kill(self) -> None:
         self.killed = True
 
-    def link(self, op: str = "WRITE", footprint: int = 0, notify: str = "last") -> Link:
+    def link(self, op: str = "WRITE", footprint: int = 0, notify: str = "last", **changes: Any) -> Link:
         row = RowKey("UCX", op, self.memory, 1, variant=row_variant((), footprint, notify, HUGE))
-        return Link(cast(Any, None), cast(Any, self), row, cast(Any, SimpleNamespace(timeout=3.0)))
+        usual: dict[str, Any] = {"timeout": 3.0, "iterations": None, "warmup": 7, "duration": 0.05, "sources": {}}
+        return Link(cast(Any, None), cast(Any, self), row, cast(Any, SimpleNamespace(**{**usual, **changes})))
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests to such pairs be answered at once, and patterns have the seeds 1, 2, 3 …"""
+    seeds = count(1)
+    monkeypatch.setattr("secrets.randbits", lambda _: next(seeds))
+
+    def results(pending: Sequence[Any], *, serving: Sequence[Any] = ()) -> list[Any]:
+        return [request.result() for request in pending]
+
+    monkeypatch.setattr(measure_link, "results", results)
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_a_measured_row_is_what_both_ends_did_and_said(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    hosts = "ab" if op == "WRITE" else "aa"
+    pair, lossy = KeptCalls(hosts=hosts), list[object]()
+    pair.initiator.worker.versions["obstacle"], pair.target.worker.versions["ucx_tls"] = "Yama", "tcp"
+
+    def compare(*values: object) -> tuple[str, ...]:
+        lossy.append(values)
+        return ("lossy",)
+
+    monkeypatch.setattr(measure_link, "lossy_devices", compare)
+    monkeypatch.setattr(measure_link, "protocol", lambda *values: f"protocol of {values}")
+    samples = pair.link(op).measure(256, batch=2, depth=4)
+    source, destination = (0, 1) if op == "WRITE" else (1, 0)
+    log = ("log of 0", op, pair.memory)
+    assert pair.log == [
+        "row_prepare",
+        (source, "fill", 1, 2048), (destination, "fill", 1, 2048, "inverted"), (1, "serve"), (0, "move"),
+        (source, "fill", 2, 2048), (destination, "compare", 1, 2048),
+        "kernel", *["loss_counters"] * len({*hosts}), (1, "serve"), (0, "measure"), "kernel",
+        *["loss_counters"] * len({*hosts}),
+        (source, "fill", 3, 2048), (destination, "compare", 2, 2048), (destination, "fill", 3, 2048, "inverted"),
+        (1, "serve"), (0, "move"), (destination, "compare", 3, 2048),
+        "row_release", ("mistaken", *log), ("transports", "log of 0", op, 256, pair.memory),
+    ]  # fmt: skip
+    assert samples == Samples(
+        key=RowKey("UCX", op, DRAM, 256, 2, 4, variant=row_variant((), 0, "last", HUGE)), windows=(0.01,) * 10,
+        transfers=(10,) * 10, latencies=(0.001,), transports=("cma/memory",), counted=CarrierBytes((), 512 * 100),
+        contention=(0.7,), protocol=f"protocol of {('log of 0', op, 256, pair.memory)}", hosts=tuple(hosts),
+        obstacle="Yama" if hosts == "aa" else "", ucx_tls=((f"rank 1 on {hosts[1]}", "tcp"),), gpu_waits=(2e-3,),
+        lossy=cast(Any, ("lossy",)),
+    )  # fmt: skip
+    counters = dict.fromkeys(hosts, "loss_counters")
+    assert lossy == [(counters, counters, ("cma/memory",), 512 * 100)]
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize(
+    ("compared", "between", "phase", "moves"),
+    [
+        ([WRONG], None, "before the timed transfers", 1),
+        ([WRONG, WRONG], WRONG, "before the timed transfers", 1),
+        ([None, WRONG], WRONG, "between the timed transfers", 1),
+        ([None, WRONG], None, "after the timed transfers", 1),
+        ([None, None, WRONG], None, "in the transfers after the timed ones", 2),
+        ([], None, "", 2),
+    ],
+)
+def test_the_first_corruption_of_a_row_is_named_by_its_phase(
+    compared: list[dict[str, int] | None], between: dict[str, int] | None, phase: str, moves: int
+) -> None:
+    pair = KeptCalls()
+    pair.compared, pair.measured["corruption"], pair.mistaken = compared, between, "VRAM is host memory"
+    if phase:
+        assert pair.link().measure(256).corruption == Corruption(phase, **WRONG)
+    else:
+        with pytest.raises(FindingError, match="VRAM is host memory"):
+            pair.link().measure(256)
+    assert pair.log.count((0, "move")) == moves
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_the_first_corrupt_transfer_and_their_number_are_told(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    monkeypatch.setattr(measure_link, "EACH_PER_COMMAND", 8)
+    pair = KeptCalls()
+    pair.moved = [
+        {"corrupt": 0, "first": None}, {"corrupt": 2, "first": {"transfer": 3, **WRONG}},
+        {"corrupt": 1, "first": {"transfer": 1, **WRONG}},
+    ]  # fmt: skip
+    corruption = pair.link(op).move_each(256, 20)
+    assert corruption == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
+    source, destination = (0, 1) if op == "WRITE" else (1, 0)
+    steps = [
+        [(source, "fill", seed, 256), (destination, "fill", seed, 256, "inverted"), (1, "serve"), (0, "move_each")]
+        for seed in (1, 2, 3)
+    ]
+    assert pair.log == ["row_prepare", *[step for part in steps for step in part], "row_release"]
+    ends = [
+        {"buffer": 10 + rank, "size": 256, "seed": 3, "receives": rank == destination, "new_patterns": True}
+        for rank in range(2)
+    ]
+    assert [pair.sent["move_each"]["end"], pair.sent["serve"]["end"]] == ends
+    assert pair.sent["move_each"]["count"] == 4
+    pair.moved = [{"corrupt": 0, "first": None}]
+    assert pair.link(op).move_each(256, 8) is None
+
+
+SHORT = {"windows": [0.01] * 7, "transfers": [10] * 7}
+TIMED = {
+    "timeout": 3.05, "seconds": 8.05, "iterations": 1000, "warmup": 7, "warmup_seconds": 0.15, "duration": 0.05,
+    "decisive_rate": None, "longest": LONGEST_SECONDS, "own": [101],
+}  # fmt: skip
+#: Of rows that are measured at the same time.
+TOGETHER = {"iterations": 1, "warmup": 1, "duration": BESIDE_SECONDS, "timeout": 4.0, "seconds": 9.0}
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize(
+    ("pair", "row", "named", "expected", "between"),
+    [
+        ({}, {}, {}, {}, 256),
+        ({}, {"op": "READ"}, {"clear_above": 1e6}, {"decisive_rate": 1e6 / 256}, 256),
+        ({}, {}, {"batch": 4, "depth": 2, "clear_above": 1e6}, {"decisive_rate": 1e6 / 1024}, 2048),
+        ({}, {"iterations": 30}, {"clear_above": 1e6}, {"iterations": 30, "longest": None}, 256),
+        ({}, {"duration": 0.08}, {"clear_above": 1e6}, {"duration": 0.08, "timeout": 3.08, "seconds": 8.08}, 256),
+        ({}, {"footprint": 1024}, {"clear_above": 1e6}, {}, None),
+        ({"storage": True}, {}, {"clear_above": 1e6}, {"decisive_rate": 1e6 / 256}, None),
+        ({"target": "OBJ", "storage": True}, {}, {}, {"iterations": 10}, None),
+        ({}, {"iterations": 3}, {"beside": True, "clear_above": 1e6}, {**TOGETHER, "longest": None}, None),
+        ({}, {"warmup": 0, "duration": 9.0}, {"beside": True},
+         {**TOGETHER, "warmup": 0, "duration": 9.0, "timeout": 12.0, "seconds": 17.0}, None),
+        ({"hosts": "ab"}, {}, {}, {"own": []}, 256),
+        ({}, {}, {"links": ["aa", "ba", "bb"]}, {"own": [101, 100, 101, 101]}, 256),
+    ],
+)  # fmt: skip
+def test_a_row_is_timed_as_the_settings_and_its_neighbours_say(
+    pair: dict[str, Any], row: dict[str, Any], named: dict[str, Any], expected: dict[str, Any], between: int | None
+) -> None:
+    """Rows together are measured by time alone: their transfers are not counted, so that all move bytes all the time.
+
+    ``between``: the bytes that both ends compare and overwrite between the windows; None: they do not.
+    """
+    calls = KeptCalls(**pair)
+    if "beside" in named:
+        named = {**named, "beside": lambda: calls.log.append("beside")}
+    if "links" in named:
+        named = {**named, "links": [KeptCalls(hosts=hosts).link() for hosts in named["links"]]}
+    calls.measured |= SHORT
+    samples = calls.link(**row).measure(256, **named)
+    ends = [
+        {"buffer": 10 + rank, "size": between, "seed": 2, "receives": rank is receiver, "new_patterns": False}
+        for receiver in [int(row.get("op") != "READ")]
+        for rank in range(2)
+    ]
+    timed = {**TIMED, **expected}
+    sent = {"transfers": "row_prepare", "op": row.get("op", "WRITE"), **timed}
+    assert calls.sent["measure"] == {**sent, **({"end": ends[0]} if between else {})}
+    served = {"agent": 1, "timeout": timed["timeout"], "seconds": timed["seconds"]}
+    if "storage" not in pair:
+        assert calls.beside_measure == {**served, **({"end": ends[1]} if between else {})}
+    assert samples.contention == (0.0,), "a few windows that agree were not disturbed"
+    assert samples.gpu_waits == (() if "beside" in named else (2e-3,)), "of rows together: the others use the GPU"
+    assert ((1, "serve") in calls.log) is not ("storage" in pair)
+    if "beside" in named:
+        assert calls.log.index("beside") < calls.log.index("loss_counters") < calls.log.index((0, "measure"))
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize(
+    ("block", "size", "source", "changes"),
+    [
+        (64 << 20, 1 << 20, "default", {"warmup": 3, "iterations": 10}),
+        (64 << 20, 1 << 20, "--nixl-warmup", {"warmup": 7, "iterations": 10}),
+        (2 << 20, 1 << 20, "default", {"iterations": 80}),
+        (1 << 19, 1 << 19, "default", {}),
+    ],
+)
+def test_large_blocks_need_fewer_transfers_and_are_compared_in_part(
+    block: int, size: int, source: str, changes: dict[str, int]
+) -> None:
+    calls = KeptCalls()
+    calls.capacity = 1 << 30
+    calls.measured |= {"windows": [0.05] * 2, "transfers": [5] * 2}
+    samples = calls.link(sources={"warmup": source}).measure(block)
+    sent = calls.sent["measure"]
+    assert {name: sent[name] for name in ("warmup", "iterations")} == {"warmup": 7, "iterations": 1000, **changes}
+    assert sent["end"]["size"] == size
+    assert samples.contention == (0.7,), "long windows"
 
 
 @pytest.mark.parametrize(
@@ -591,25 +467,40 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
     assert prepared["acknowledged"] is acknowledged
     assert (prepared["op"], prepared["target"], prepared["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")
     assert prepared["sides"] == [[0, "DRAM", 0], [1, "DRAM", 0]]
+    assert (prepared["block"], prepared["batch"], prepared["agent"], prepared["objects"]) == (256, 2, 0, None)
     assert prepared["storage"] == (11 if "storage" in pair else None)
     assert (released, freed["transfers"], calls.killed) == ("row_release", "row_prepare", False)
 
 
 @pytest.mark.parametrize(
-    ("size", "footprint", "message"),
+    ("size", "footprint", "shortage", "message"),
     [
-        (2048, 0, ""),
-        (2049, 0, "2 transfers of 2049 bytes do not fit into this link's buffers of 4096 bytes"),
-        (512, 1024, ""),
-        (513, 1024, "2 transfers of 513 bytes do not fit into the footprint of 1024 bytes"),
+        (2048, 0, None, ""),
+        (
+            2049, 0, None, "2 transfers of 2049 bytes do not fit into this link's buffers of 4096 bytes\n"
+            "remedy: add the block size to --nixl-blocks, and the batch and depth to --nixl-batch and --nixl-depth",
+        ),
+        (
+            2049, 0, GpuFullError("GPU 0 is full", "end others"),
+            "GPU 0 is full: this row needs 4098 bytes at each end, and the ends have 4096\nremedy: end others",
+        ),
+        (512, 1024, None, ""),
+        (
+            513, 1024, None, "2 transfers of 513 bytes do not fit into the footprint of 1024 bytes\n"
+            "remedy: give a larger --nixl-footprint",
+        ),
     ],
-)
-def test_a_row_fits_into_buffers_and_footprint_or_is_refused(size: int, footprint: int, message: str) -> None:
+)  # fmt: skip
+def test_a_row_fits_into_buffers_and_footprint_or_is_refused(
+    size: int, footprint: int, shortage: Any, message: str
+) -> None:
     calls = KeptCalls()
+    calls.shortage = shortage
     one_link = calls.link(footprint=footprint)
     if message:
-        with pytest.raises(NixlPluginError, match=message), one_link._transfers(size, 1, 2):
+        with pytest.raises(NixlPluginError) as caught, one_link._transfers(size, 1, 2):
             pass
+        assert str(caught.value) == message
         assert (calls.calls, calls.killed) == ([], False)
     else:
         with one_link._transfers(size, 1, 2):
@@ -678,8 +569,8 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
     log: list[object] = []
     one_link = KeptCalls().link()
 
-    def measure(self: Link, block: int, **given: float) -> _Launches:
-        log.append((block, given))
+    def measure(self: Link, block: int, **values: float) -> _Launches:
+        log.append((block, values))
         return _Launches([log.count("relaunch")])
 
     monkeypatch.setattr(Link, "measure", measure)
@@ -690,3 +581,6 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
     assert rows == cast(Any, tuple(range(launches)))
     first, measured = (256, {"batch": 2, "depth": 3, "clear_above": 1e9}), (256, {"batch": 2, "depth": 3})
     assert log == [first, *["relaunch", measured] * (launches - 1)], "only the first launch may end early"
+    log.clear()
+    one_link.measure_launches(256, another=lambda _: False)
+    assert log == [(256, {"batch": 1, "depth": 1, "clear_above": None})]

@@ -13,6 +13,7 @@ from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.nixl_releases import numbers
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, TransferTelemetry
+from pytest_nixl.nixl.worker.nixl_api import REFERENCES
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 
 #: The methods that a release of NIXL was the first to have. All others are in every release since 0.7.1.
@@ -71,6 +72,19 @@ def test_each_argument_reaches_its_parameter_of_nixl() -> None:
         given = {parameter: values.get(parameter, Ref(2, parameter)) for parameter, *_ in parameters}
         getattr(calls, name)(**given)
         assert (sent["method"], dict(zip(given, sent["arguments"], strict=False)) | sent["keywords"]) == (name, given)
+
+
+def test_each_reference_that_a_method_takes_is_checked_by_its_kind() -> None:
+    """NIXL reads the memory of an object of another kind, so a worker has to know where a reference may stand."""
+    places = {
+        name: [place for place, parameter in enumerate(list(inspect.signature(function).parameters.values())[1:])
+               if parameter.annotation in ("Ref", "Descriptors")]
+        for name, function in inspect.getmembers(AgentCalls, inspect.isfunction)
+        if not name.startswith("_")
+    }  # fmt: skip
+    assert {name: list(kinds) for name, kinds in REFERENCES.items()} == {
+        **{name: numbers for name, numbers in places.items() if numbers}, "check_remote_metadata": [1]
+    }  # fmt: skip
 
 
 def test_descriptor_lists_have_the_methods_of_nixl_s(agent: NixlAgent) -> None:

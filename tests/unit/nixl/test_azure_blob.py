@@ -106,21 +106,6 @@ def test_nixl_reads_what_another_client_wrote(account: Azurite, make_pairs: Make
         assert reading.destination.read(0, BLOCK) == content
 
 
-def test_blob_with_one_wrong_byte_is_corruption(account: Azurite, make_pairs: MakePairs) -> None:
-    written = link(make_pairs(batch=(2,)))
-    with written._transfers(BLOCK, 2, 1) as transfers:
-        seed = written._fill(2 * BLOCK, poison=True)
-        written._run("move", transfers, 60)
-        assert written._compare("before", seed, 2 * BLOCK) is None
-        key = account.keys[1]
-        content = bytearray(account.client.download_blob(key).readall())
-        content[77] ^= 1
-        account.client.upload_blob(key, bytes(content), overwrite=True)
-        corruption = written._compare("after", seed, 2 * BLOCK)
-    assert corruption is not None
-    assert (corruption.wrong_bytes, corruption.offset) == (1, BLOCK + 77)
-
-
 def test_a_parameter_names_the_container_without_a_variant(
     account: Azurite, make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,11 +113,6 @@ def test_a_parameter_names_the_container_without_a_variant(
     moved = link(make_pairs(backend_params=(BackendParameter("AZURE_BLOB", "container_name", "container"),)))
     assert str(moved.key(BLOCK)) == "AZURE_BLOB/WRITE/DRAM:OBJ/64KiB/batch1/depth1/0-0"
     assert moved.move(BLOCK) is None
-
-
-def test_a_parameter_that_the_plugin_does_not_take_is_named(account: Azurite, make_pairs: MakePairs) -> None:
-    with pytest.raises(WorkerError, match="has no parameter 'region': it has ca_bundle, container_name"):
-        link(make_pairs(backend_params=(BackendParameter("AZURE_BLOB", "region", "west"),)))
 
 
 def test_the_check_passes_with_a_healthy_account(account: Azurite, judge: Callable[[], Judgement]) -> None:
@@ -242,18 +222,6 @@ def test_a_connection_that_breaks_is_no_lack_of_credentials() -> None:
         breaking.shutdown()
     assert caught.value.kind == "endpoint"
     assert "closed the connection" in caught.value.reason
-
-
-def test_a_probe_that_may_not_read_leaves_nothing(account: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = BlobClient.of({}, os.environ)
-
-    def refused(key: str, offset: int, size: int) -> bytes:
-        raise ObjectStoreError("it may not be read", kind="rights")
-
-    monkeypatch.setattr(client, "get", refused)
-    with pytest.raises(ObjectStoreError, match="may not be read"):
-        client.probe("probe")
-    client.close()
 
 
 def test_a_write_that_stores_nothing_is_corrupt(

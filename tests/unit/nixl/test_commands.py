@@ -7,6 +7,8 @@ NIXL is a double, because a real one does not tell what was loaded before it.
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import subprocess
 import sys
 import time
@@ -17,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.nixl.worker import commands as worker_commands
 from pytest_nixl.nixl.worker import devices, nixl_api, transfer
 from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
+from pytest_nixl.nixl.worker.devices import WorkerGpu
 from pytest_nixl.nixl.worker.imported_files import import_file
-from pytest_nixl.nixl.worker.memory import DramBuffer
 
 #: The first object that a worker keeps.
 AGENT = Ref(1, "agent")
@@ -143,24 +145,404 @@ def test_a_command_that_cannot_be_carried_out_is_refused_in_words(
     assert message in str(caught.value)
 
 
-def test_a_gpu_becomes_the_current_one_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+class Raw:
+    """An agent whose methods return what they get, with a kind of value each."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.fault: Exception | None = None
+
+    def transfer(self, handle: object, message: bytes = b"", **more: Any) -> object:
+        self.log.append(("transfer", handle, message, more))
+        if self.fault is not None:
+            raise self.fault
+        return {1: ("DONE", [1.5, None, b"x", True], object())}
+
+    def initialize_xfer(self, *values: object) -> int | None:
+        self.log.append(("initialize_xfer", *values))
+        return None if values[0] == "NONE" else 77
+
+    def release_xfer_handle(self, handle: object) -> None:
+        self.log.append(("release_xfer_handle", handle))
+
+    def get_xfer_descs(self, *values: object) -> str:
+        self.log.append(("get_xfer_descs", *values))
+        return "a list"
+
+    def _secret(self) -> None:
+        self.log.append(("_secret",))
+
+    def get_xfer_telemetry(self, handle: object) -> object:
+        return SimpleNamespace(startTime=1.9, postDuration=2, xferDuration=3, totalBytes=4, descCount=5)
+
+    def register_memory(self, rows: list[object], memory: str) -> Raw:
+        self.log.append(("register_memory", *rows, memory))
+        return self
+
+    def add_remote_agent(self, metadata: bytes) -> None:
+        self.log.append(("add_remote_agent", metadata))
+
+
+@pytest.fixture
+def worker() -> tuple[Commands, Raw]:
+    """Commands that keep an agent, then a handle, a list for transfers and an object that is no buffer."""
+    commands, raw = Commands(lambda: False), Raw()
+    for value, kind in (
+        (raw, "agent"),
+        ("handle", "nixl_xfer_handle"),
+        ("places", "nixlXferDList"),
+        ("it", "transfers"),
+    ):
+        commands.keep(value, kind)
+    return commands, raw
+
+
+HANDLE, PLACES = Ref(2, "nixl_xfer_handle"), Ref(3, "nixlXferDList")
+
+
+def call(commands: Commands, method: str, *arguments: Any, **keywords: Any) -> Any:
+    values = {"method": method, "arguments": list(arguments), "keywords": keywords}
+    return commands.handle("call", {"agent": AGENT, **values})
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "called", "answer"),
+    [
+        ("transfer", [HANDLE, b"x"], ("handle", b"x", {}), {"1": ["DONE", [1.5, None, b"x", True], Ref(5, "object")]}),
+        ("initialize_xfer", ["WRITE", PLACES, PLACES, "t"], ("WRITE", "places", "places", "t"),
+         Ref(5, "nixl_xfer_handle")),
+        ("initialize_xfer", ["NONE", PLACES, PLACES], ("NONE", "places", "places"), None),
+        ("get_xfer_descs", [[[1, 2, 3], [4, 5, 6]], "DRAM"], ([(1, 2, 3), (4, 5, 6)], "DRAM"), "a list"),
+        ("get_xfer_telemetry", [HANDLE], None,
+         {"startTime": 1, "postDuration": 2, "xferDuration": 3, "totalBytes": 4, "descCount": 5}),
+    ],
+)  # fmt: skip
+def test_a_method_of_nixl_gets_objects_and_tuples_and_its_answer_is_plain(
+    worker: tuple[Commands, Raw], method: str, values: list[Any], called: tuple[Any, ...] | None, answer: object
+) -> None:
+    commands, raw = worker
+    assert call(commands, method, *values) == answer
+    assert raw.log == ([] if called is None else [(method, *called)])
+
+
+def test_an_empty_list_is_made_without_nixls_method_which_refuses_it(
+    worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, raw = worker
+    monkeypatch.setattr(nixl_api, "empty_list", lambda agent, method, memory: f"{agent is raw} {method} {memory}")
+    assert call(commands, "get_xfer_descs", [], "DRAM") == "True get_xfer_descs DRAM"
+    assert raw.log == []
+
+
+def test_a_handle_that_is_released_is_released_once(worker: tuple[Commands, Raw]) -> None:
+    commands, raw = worker
+    assert [call(commands, "release_xfer_handle", HANDLE) for _ in range(2)] == [None, None]
+    assert raw.log == [("release_xfer_handle", "handle")]
+    with pytest.raises(CommandRefusedError, match="this nixl_xfer_handle is no longer there: it was released, freed"):
+        call(commands, "transfer", HANDLE)
+    raw.fault = KeyError("no such operation")
+    with pytest.raises(nixl_api.NixlCallError) as caught:
+        call(commands, "transfer", commands.keep("other", "nixl_xfer_handle"))
+    assert (caught.value.type_name, str(caught.value)) == ("KeyError", "'no such operation'")
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "message"),
+    [
+        ("transfer", [PLACES], "argument 1 is a nixlXferDList: expected nixl_xfer_handle"),
+        ("transfer", [7], "argument 1 is not a reference to a nixl_xfer_handle"),
+        ("transfer", [HANDLE, HANDLE], "argument 2 is a nixl_xfer_handle: expected no reference"),
+        ("get_serialized_descs", [HANDLE], "'get_serialized_descs' is not a public method of NIXL's agent"),
+        ("transfer", [Ref(4, "nixl_xfer_handle")], "object 4 of this worker is a transfers and not a nixl_xfer_handle"),
+        ("transfer", [Ref(9, "nixl_xfer_handle")], "this worker has created no nixl_xfer_handle with the number 9"),
+        ("fault", [], "'fault' is not a public method of NIXL's agent"),
+        ("_secret", [], "'_secret' is not a public method of NIXL's agent"),
+    ],
+)
+def test_a_call_that_would_crash_nixl_is_refused(
+    worker: tuple[Commands, Raw], method: str, values: list[Any], message: str
+) -> None:
+    commands, raw = worker
+    with pytest.raises(CommandRefusedError) as caught:
+        call(commands, method, *values)
+    assert str(caught.value) == message
+    assert raw.log == []
+
+
+class Places:
+    """A descriptor list of NIXL."""
+
+    def __init__(self) -> None:
+        self.rows: list[object] = []
+
+    def append(self, row: object) -> None:
+        self.rows.append(row)
+
+    def getType(self) -> SimpleNamespace:  # noqa: N802 - NIXL's name
+        return SimpleNamespace(name="DRAM_SEG")
+
+    def __getitem__(self, index: int) -> object:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "message"),
+    [
+        ("nixlXferDList", "sort", "'sort' is not a method of a descriptor list (nixlXferDList)"),
+        ("buffer", "append", "'append' is not a method of a descriptor list (buffer)"),
+        ("nixlXferDList", "trim", "a nixlXferDList has no method 'trim'"),
+    ],
+)
+def test_a_descriptor_list_has_the_methods_of_nixl(
+    worker: tuple[Commands, Raw], kind: str, method: str, message: str
+) -> None:
+    commands, _ = worker
+    places = Places()
+    ref, other = commands.keep(places, "nixlXferDList"), commands.keep(places, kind)
+
+    def use(descriptors: Ref, method: str, *values: object) -> Any:
+        arguments = {"descriptors": descriptors, "method": method, "arguments": list(values)}
+        return commands.handle("descriptor_list", arguments)
+
+    assert use(ref, "append", [1, 2, 3]) is None
+    assert (places.rows, use(ref, "__getitem__", 0), use(ref, "getType")) == ([(1, 2, 3)], [1, 2, 3], "DRAM_SEG")
+    with pytest.raises(nixl_api.NixlCallError):
+        use(ref, "__getitem__", 7)
+    with pytest.raises(CommandRefusedError) as caught:
+        use(other, method)
+    assert str(caught.value) == message
+
+
+class LoggedBuffer:
+    """A buffer that keeps what is done with it."""
+
+    memory, address, size, device = "VRAM", 64, 32, 5
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def __getattr__(self, method: str) -> Any:
+        def note(*values: object, **named: object) -> object:
+            self.log.append((method, *values, *named.items()))
+            return {"kernel_seconds": 0.5, "read": b"bytes"}.get(method)
+
+        return note
+
+
+def test_a_buffer_is_filled_compared_registered_and_freed(worker: tuple[Commands, Raw]) -> None:
+    commands, raw = worker
+    ref = commands.keep(LoggedBuffer(raw.log), "buffer")
+    other = commands.keep(LoggedBuffer([]), "buffer")
+    parts = [[1, 2, 3], [4, 5, 6]]
+    steps: dict[str, dict[str, Any]] = {
+        "fill": {"parts": parts, "inverted": True}, "compare": {"parts": parts}, "kernel_seconds": {},
+        "read": {"offset": 1, "size": 2}, "write": {"offset": 1, "data": b"x"}, "probe_objects": {},
+        "register": {"agent": AGENT},
+    }  # fmt: skip
+    answers = [commands.handle(name, {"buffer": ref, **values}) for name, values in steps.items()]
+    for count in (0, 3):
+        commands.handle("prepare_objects", {"agent": AGENT, "buffer": ref, "block": 8, "count": count})
+    commands.handle("add_agents", {"agent": AGENT, "metadata": [b"1", b"2"]})
+    commands.handle("forget", {"objects": [ref, ref, HANDLE]})
+    assert answers == [None, [None, None], 0.5, b"bytes", None, None, Ref(7, "Raw")]
+    assert raw.log == [
+        ("fill", 1, 2, 3, ("inverted", True)), ("fill", 4, 5, 6, ("inverted", True)), ("compare", 1, 2, 3),
+        ("compare", 4, 5, 6), ("kernel_seconds",), ("read", 1, 2), ("write", 1, b"x"), ("name_fault",), ("activate",),
+        ("register_memory", (64, 32, 5, ""), "VRAM"), ("release", raw), ("prepare", raw, 8, 3),
+        ("add_remote_agent", b"1"), ("add_remote_agent", b"2"), ("free",),
+    ]  # fmt: skip
+    assert commands.get(other).size == 32
+    with pytest.raises(CommandRefusedError, match="this buffer is no longer there"):
+        commands.get(ref)
+
+
+@pytest.mark.parametrize(
+    ("memory_type", "values", "expected"),
+    [
+        ("DRAM", {}, ("DramBuffer", 8, True)),
+        ("DRAM", {"pages": "base"}, ("DramBuffer", 8, False)),
+        ("VRAM", {"device": 3}, ("VramBuffer", 8, 3)),
+        ("FILE", {"directory": "/d", "alignment": 16}, ("FileBuffer", 8, "/d", 16)),
+        ("OBJ", {}, ("ObjectBuffer", 8, ("store", "OBJ", {}))),
+    ],
+)
+def test_a_buffer_is_of_its_memory_type(
+    monkeypatch: pytest.MonkeyPatch, memory_type: str, values: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    log: list[tuple[Any, ...]] = []
+
+    def make(name: str) -> Any:
+        def buffer(*arguments: object, **named: object) -> SimpleNamespace:
+            log.append((name, *arguments, *named.values()))
+            return SimpleNamespace(address=64, device=5)
+
+        return buffer
+
+    for module, name in (("memory", "DramBuffer"), ("vram", "VramBuffer"), ("files", "FileBuffer"),
+                         ("objects", "ObjectBuffer")):  # fmt: skip
+        double = SimpleNamespace(**{name: make(name)}, open_store=lambda *store: ("store", *store))
+        monkeypatch.setattr(worker_commands, module, double)
+    answer = Commands(lambda: False).handle("allocate", {"size": 8, "memory_type": memory_type, **values})
+    assert (log, answer) == ([expected], {"buffer": Ref(1, "buffer"), "address": 64, "device": 5})
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_row_is_prepared_with_its_objects_and_released(
+    worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    commands, raw = worker
+    prepared: list[Any] = []
+    released: list[int] = []
+
+    def prepare(*values: object, **named: object) -> SimpleNamespace:
+        prepared.extend([values, named])
+        return SimpleNamespace(release=lambda: released.append(1))
+
+    monkeypatch.setattr(worker_commands, "prepare_row", prepare)
+    ends = [SimpleNamespace(sync=f"sync {number}") for number in range(2)]
+    file, objects = (commands.keep(end, "buffer") for end in ends)
+    sides = [[64, "DRAM", 0], [32, "VRAM", 1]]
+    plain = {
+        "block": 1,
+        "batch": 2,
+        "count": 3,
+        "depth": 4,
+        "acknowledged": True,
+        "notify_each": False,
+        "announced": True,
+    }
+    row = {
+        "agent": AGENT,
+        "op": "READ",
+        "target": "t",
+        "plugin": "P",
+        "sides": sides,
+        **plain,
+    }
+    stores = {"storage": file, "objects": objects} if stored else {"storage": None, "objects": None}
+    ref = commands.handle("row_prepare", {**row, **stores})
+    extra = {"sync": "sync 0", "watch": ends[1]} if stored else {"sync": None, "watch": None}
+    assert prepared == [(raw, "READ", "t", "P", sides), {**plain, **extra}]
+    commands.handle("row_release", {"transfers": ref})
+    with pytest.raises(CommandRefusedError):
+        commands.get(ref)
+    assert (ref.kind, released) == ("transfers", [1])
+
+
+def test_transfers_and_targets_have_the_deadline_of_their_command(
+    worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, raw = worker
+    windows: list[tuple[int, int]] = []
+    prepared = SimpleNamespace(count=3, run_window=lambda count, stamps: windows.append((count, len(stamps))))
+    ref, buffer = commands.keep(prepared, "transfers"), commands.keep("the buffer", "buffer")
+    fields = {"size": 8, "seed": 7, "receives": True, "new_patterns": False}
+    end = {"buffer": buffer, **fields}
+    served: list[Any] = []
+
+    def serve(agent: object, **named: Any) -> int:
+        served.append((agent, named.pop("deadline") - time.monotonic(), named))
+        return 4
+
+    monkeypatch.setattr(transfer, "RowEnd", lambda **named: named)
+    monkeypatch.setattr(
+        transfer, "move_each", lambda *values: {"corrupt": values[2], "first": None, "values": values[:2]}
+    )
+    monkeypatch.setattr(transfer, "serve", serve)
+    commands.handle("move", {"transfers": ref, "timeout": 60.0})
+    assert 0 < prepared.deadline - time.monotonic() <= 60
+    assert windows == [(3, 3)]
+    moved = commands.handle("move_each", {"transfers": ref, "timeout": 600.0, "count": 5, "end": end})
+    assert moved == {"corrupt": 5, "first": None, "values": (prepared, {"buffer": "the buffer", **fields})}
+    assert 500 < prepared.deadline - time.monotonic() <= 600
+    assert commands.handle("serve", {"agent": AGENT, "timeout": 60.0, "idle": True, "end": end}) == 4
+    assert commands.handle("serve", {"agent": AGENT, "timeout": 60.0}) == 4
+    named = {"idle": True, "end": {"buffer": "the buffer", **fields}, "cancelled": commands.cancelled}
+    assert [(agent, more) for agent, _, more in served] == [(raw, named), (raw, {**named, "idle": False, "end": None})]
+    assert all(0 < seconds <= 60 for _, seconds, _ in served)
+
+
+def test_a_worker_says_which_gpus_it_sees_or_why_it_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[int] = []
     monkeypatch.setattr(devices, "device", lambda number: SimpleNamespace(activate=lambda: current.append(number)))
-    Commands(lambda: False).handle("activate", {"device": 1})
-    assert current == [1]
-
-
-def test_a_buffer_that_is_forgotten_is_freed_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    freed: list[DramBuffer] = []
-    monkeypatch.setattr(DramBuffer, "free", lambda self: freed.append(self))
     commands = Commands(lambda: False)
-    first, other = (commands.handle("allocate", {"size": 8, "memory_type": "DRAM"})["buffer"] for _ in range(2))
-    buffer = commands.get(first)
-    commands.handle("forget", {"objects": [first, first]})
-    assert freed == [buffer]
-    assert commands.get(other).size == 8
-    with pytest.raises(CommandRefusedError, match="this buffer is no longer there"):
-        commands.get(first)
+    commands.handle("activate", {"device": 1})
+    assert current == [1]
+    gpu = WorkerGpu(0, "H", "u", "0000:01:00.0")
+    monkeypatch.setattr(devices, "vendor", lambda: SimpleNamespace(name="cuda", devices=lambda: [gpu]))
+    gpus = [{"number": 0, "name": "H", "uuid": "u", "pci": "0000:01:00.0"}]
+    assert commands.handle("devices", {}) == {"devices": gpus, "by": "cuda", "why": "", "remedy": ""}
+
+    def refuse() -> None:
+        raise NotApplicableError("there is no driver", "install it")
+
+    monkeypatch.setattr(devices, "vendor", refuse)
+    refusal = {"devices": [], "by": "", "why": "there is no driver", "remedy": "install it"}
+    assert commands.handle("devices", {}) == refusal
+
+
+class LoggedTools:
+    """The programs of a worker, which return what they are asked."""
+
+    def __init__(self, cancelled: object) -> None:
+        self.program = SimpleNamespace(pid=99)
+
+    def find(self, *values: object) -> object:
+        return ("find", *values)
+
+    def start(self, *values: object) -> object:
+        self.program.values = values
+        return self.program
+
+    def look(self, *values: object) -> object:
+        return ("look", *values)
+
+    def listens(self, *values: object) -> object:
+        return ("listens", *values)
+
+    def end(self, *values: object) -> None:
+        self.program.ended = values
+
+
+def test_a_program_is_kept_by_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_commands, "Tools", LoggedTools)
+    commands = Commands(lambda: False)
+    assert commands.handle("tool_find", {"tool": "nixlbench"}) == ("find", "nixlbench")
+    values = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
+    started = commands.handle("tool_start", values)
+    assert started == {"program": Ref(1, "program"), "pid": 99}
+    program = {"program": started["program"]}
+    kept_program = commands.get(started["program"])
+    assert kept_program.values == ("nixlbench", ["-p"], {"A": None})
+    assert commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}) == ("look", kept_program, 5, 2.0)
+    assert commands.handle("tool_listens", {**program, "port": 7}) == ("listens", kept_program, 7)
+    commands.handle("tool_end", {**program, "number": 9})
+    assert kept_program.ended == (kept_program, 9)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_worker_greets_with_its_process_and_takes_the_path_of_pytest(
+    monkeypatch: pytest.MonkeyPatch, loads: bool
+) -> None:
+    monkeypatch.setattr(nixl_api, "load", lambda: {"nixl": "1.5.1"})
+    monkeypatch.setattr(sys, "path", ["a", "b"])
+    answer = Commands(lambda: False).handle("hello", {"path": ["c", "b", "d"], "loads": loads})
+    assert sys.path == ["a", "b", "c", "d"]
+    process = {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node()}
+    assert answer == {**process, **({"nixl": "1.5.1"} if loads else {})}
+
+
+def test_a_function_gets_the_agent_and_the_objects_of_references(worker: tuple[Commands, Raw], tmp_path: Path) -> None:
+    commands, raw = worker
+    (tmp_path / "function_of_test.py").write_text("def of(agent, **given):\n    return type(agent).__name__, given\n")
+    run = {"agent": AGENT, "arguments": {"handle": HANDLE, "count": 3}, "file": str(tmp_path / "function_of_test.py")}
+    try:
+        answer = commands.handle("run", {**run, "function": "function_of_test:of"})
+    finally:
+        sys.modules.pop("function_of_test", None)
+    assert answer == ("Raw", {"handle": "handle", "count": 3})
+    assert raw.log == []
+    assert 0 < commands.handle("free_port", {}) < 65536
 
 
 def test_a_worker_greets_each_target_before_its_deadline(

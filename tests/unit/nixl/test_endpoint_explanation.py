@@ -26,7 +26,7 @@ from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import Explanation, explain
-from pytest_nixl.nixl.endpoint_reading import Address, ReadOutcome, Resolver, resolve_numeric, suppose
+from pytest_nixl.nixl.endpoint_reading import INVALID, Address, ReadOutcome, Resolver, resolve_numeric, suppose
 from pytest_nixl.processes.supervisor import supervisor
 from suites.uri_validation.corpus import Entry, load_corpus
 
@@ -270,11 +270,105 @@ def test_only_what_is_not_printable_is_escaped(text: str, shown: str | None) -> 
     assert explain(text, suppose).text == (shown or text)
 
 
-def test_an_invalid_port_is_named_and_not_replaced() -> None:
-    remedy = explain("http://h:99999", suppose).remedy
-    assert "the port '99999' is invalid" in remedy
-    assert "65535" in remedy
-    assert "2379" not in remedy
+ONLY = f"; NIXL reports only {INVALID!r}"
+TLS = "if that etcd needs TLS, run `etcd grpc-proxy start` on the agent's host and give NIXL the proxy's address"
+LIST, NO_LOGIN = "the KV benchmark cannot read a list: give it only", "NIXL accepts no user or password"
+NO_IPV6 = "the KV benchmark cannot read an IPv6 address: give it a host name"
+NO_PORT = "no port is named: 2379 is etcd's default"
+RESOLVES = "HOST must resolve to an IPv4 address on the hosts of the agents"
+#: The notes about a value, by NIXL's finding.
+PLAINTEXT, DROPPED, SKIPPED = (
+    "NIXL-ETCD-HTTPS-PLAINTEXT",
+    "NIXL-ETCD-CREDENTIALS-DROPPED",
+    "NIXL-ETCD-MEMBER-DROPPED",
+)
+TEXTS_OF = {
+    PLAINTEXT: "NIXL sends plaintext to https addresses: others on the network can read addresses and memory keys, and "
+    "an etcd with TLS closes the connection",
+    DROPPED: "NIXL never sends the user and password to the etcd",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "notes", "remedy"),
+    [
+        ("http://h:1", "it contacts 192.0.2.1:1", [], ["write http://h:1"]),
+        ("HTTPS://h:1,http://i:2", "it contacts 192.0.2.1:1 and 192.0.2.1:2", [PLAINTEXT],
+         ["write http://h:1,http://i:2", TLS, f"{LIST} http://h:1"]),
+        ("http://u:p@h:1", "'http://***@h:1' has a user or password, which NIXL cannot send: it reads them as part of "
+         f"the host name{ONLY}", [DROPPED], ["write http://h:1", NO_LOGIN]),
+        ("http://u:p,x@h:1;http://i:2",
+         "it finds addresses, which are not shown because they may contain credentials",
+         [DROPPED, "member 1 of 3 without a message: it has the port, which is not a number",
+          "member 2 of 3 without a message: it has a user or password, which NIXL cannot send: it reads them as part "
+          "of the host name"],
+         ["write http://h:1,http://i:2", NO_LOGIN, f"{LIST} http://h:1"]),
+        ("http://u:p,x@h", f"member 1 of 2 has the port, which is not a number{ONLY}", [DROPPED],
+         ["write http://h:2379", NO_PORT, NO_LOGIN]),
+        ("u:x/@h", f"it has a user or password, which NIXL cannot send: it reads them as part of the host name{ONLY}",
+         [DROPPED], ["write http://h:2379", NO_PORT, NO_LOGIN]),
+        ("h,i:5", "it contacts 192.0.2.1:5", ["'h' without a message: it names no port, and NIXL has no default"],
+         ["write http://h:2379,http://i:5", NO_PORT, f"{LIST} http://h:2379"]),
+        ("[::1]:5,h:1", "it contacts 192.0.2.1:1", ["'[::1]:5' without a message: it is an IPv6 address, which NIXL "
+         "skips if another member has an IPv4 address"],
+         ["write http://[::1]:5,http://h:1", f"{LIST} http://[::1]:5", NO_IPV6]),
+        ("h:1,,h:2,", "it contacts 192.0.2.1:1 and 192.0.2.1:2", [], ["write http://h:1,http://h:2",
+         f"{LIST} http://h:1"]),
+        ("h:99999,i:1", "'h:99999' has the port '99999', which is not a number from 0 to 65535, and one such member "
+         f"makes NIXL ignore the others too{ONLY}", [],
+         ["write http://i:1", "the port '99999' is invalid: give a number from 1 to 65535"]),
+        ("h:", f"'h:' has the port '', which is not a number from 0 to 65535{ONLY}", [],
+         ["write http://h:2379", NO_PORT]),
+        ("?:", f"'?:' has the path '?:', which NIXL reads as part of the address{ONLY}", [],
+         ["write http://HOST:PORT", RESOLVES]),
+        ("http://h:99999", f"'http://h:99999' has the port '99999', which is not a number from 0 to 65535{ONLY}", [],
+         ["write http://HOST:PORT", "the port '99999' is invalid: give a number from 1 to 65535", RESOLVES]),
+        ("h: 1", "it contacts 192.0.2.1:1", [], ["write http://HOST:PORT", RESOLVES]),
+        ("[::ffff:127.0.0.1]:5", "it contacts [::ffff:127.0.0.1]:5", [], ["write http://127.0.0.1:5"]),
+        ("unix:/s", f"'unix:/s' names a socket file, but NIXL's client connects to TCP addresses only{ONLY}", [],
+         ["write http://HOST:PORT", RESOLVES]),
+        ("http://h:1?token=hunter22", "'http://h:1?token=***' has the path '?token=***', which NIXL reads as part of "
+         f"the address{ONLY}", [], ["write http://h:1"]),
+        (",", f"'' is empty{ONLY}", [], ["write http://HOST:PORT", RESOLVES]),
+        ("-h:1", f"'-h:1' has the host '-h', which does not resolve to an IPv4 address{ONLY}", [],
+         ["write http://HOST:PORT", RESOLVES]),
+        ("", "it is empty, and NIXL creates no agent if the variable is set but empty (before 1.5: it creates an agent "
+         "without etcd)", [], ["write http://HOST:PORT", RESOLVES]),
+    ],
+)  # fmt: skip
+def test_an_explanation_is_what_nixl_reads_and_what_to_write(
+    text: str, reason: str, notes: list[str], remedy: list[str]
+) -> None:
+    explanation = explain(text, suppose)
+    assert (explanation.nixl.reason, explanation.remedy) == (reason, "; ".join(remedy))
+    assert [(note.finding, note.text) for note in explanation.nixl.notes] == [
+        (note, TEXTS_OF[note]) if note in TEXTS_OF else (SKIPPED, f"NIXL skips {note}") for note in notes
+    ]
+    findings = [note if note in TEXTS_OF else SKIPPED for note in notes]
+    assert explanation.findings == tuple(dict.fromkeys(findings))
+    assert explanation.private is ("x@h" in text or "/@h" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "answering", "outcome"),
+    [
+        ("h:1,h:2", "", 2, ReadOutcome.PUBLISHES),
+        ("h:1,h:2", "", 3, ReadOutcome.UNREACHED),
+        ("h", "", 1, ReadOutcome.INVALID),
+        ("", "", 1, ReadOutcome.NO_AGENT),
+        ("", "1.4.1", 1, ReadOutcome.INVALID),
+    ],
+)
+def test_what_an_agent_will_do_follows_from_the_etcd_that_answers(
+    text: str, version: str, answering: int, outcome: ReadOutcome
+) -> None:
+    assert explain(text, suppose).predict(lambda address: address.port == answering, version) is outcome
+
+
+@pytest.mark.parametrize("length", [196, 197])
+def test_a_long_value_is_shortened(length: int) -> None:
+    text = f"{'a' * length}:123"
+    assert explain(text, suppose).text == (text if length == 196 else f"{text[:200]}… (201 characters)")
 
 
 def test_a_hundred_members_are_summarized() -> None:
@@ -317,10 +411,3 @@ def test_the_command_without_an_endpoint_exits_with_2(capsys: pytest.CaptureFixt
         main(["endpoint"])
     assert caught.value.code == 2
     assert "the following arguments are required: URL" in capsys.readouterr().err
-
-
-def test_a_secret_in_the_path_of_an_endpoint_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["endpoint", "http://127.0.0.1:1/?token=hunter22&a=b"])
-    printed = capsys.readouterr().out
-    assert "has the path '/?token=***&a=b'" in printed
-    assert "hunter22" not in printed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, run
@@ -17,6 +18,7 @@ from pytest_nixl.core.extensions import ExtensionError
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.backends import BACKENDS, between_agents, libfabric, plugin_of, shake_hands
 from pytest_nixl.nixl.backends.libfabric import BACKEND, PLUGIN, check_released, check_version, choose
 from pytest_nixl.nixl.backends.libraries import (
     LIBRARIES,
@@ -25,6 +27,7 @@ from pytest_nixl.nixl.backends.libraries import (
     RequiredLibrary,
     find_plugin,
     needed,
+    remedies,
 )
 from pytest_nixl.report.table import lines
 from pytest_nixl.session.parsers import parse_backends
@@ -81,18 +84,11 @@ def test_needed_libraries_are_read_from_the_plugin(tmp_path: Path) -> None:
     assert [soname for _, soname in needed(None)] == [library_.usual for library_ in LIBRARIES]
 
 
-def test_libfabric_that_is_too_old_is_not_chosen(tmp_path: Path) -> None:
-    plugin = library(tmp_path / "p.so", "FABRIC_1.0", "FABRIC_1.7")
-    old = library(tmp_path / "old.so", "FABRIC_1.0", "FABRIC_1.6")
-    new = library(tmp_path / "new.so", "FABRIC_1.0", "FABRIC_1.7", "FABRIC_1.9")
-    assert choose([old, new], plugin, "nixl-cu12 1.5.0") == new
-    with pytest.raises(LibraryError, match=r"old.so .*nixl-cu12 1.5.0.* FABRIC_1.7"):
-        choose([old], plugin, "nixl-cu12 1.5.0")
-
-
-def test_all_that_a_libfabric_lacks_is_named_in_order(tmp_path: Path) -> None:
+def test_a_libfabric_has_all_symbol_versions_that_the_plugin_needs_or_they_are_named_in_order(tmp_path: Path) -> None:
     lacking = [f"FABRIC_1.{minor}" for minor in range(7, 17)]
     plugin, old = library(tmp_path / "p.so", *reversed(lacking)), library(tmp_path / "old.so", "FABRIC_1.0")
+    new = library(tmp_path / "new.so", "FABRIC_1.0", *lacking)
+    assert choose([old, new], plugin, "nixl-cu12 1.5.0") == new
     with pytest.raises(LibraryError) as caught:
         choose([old], plugin, "nixl-cu12 1.5.0")
     assert caught.value.reason.endswith(f"the symbol version {', '.join(lacking)}")
@@ -123,6 +119,59 @@ def test_symbol_version_of_no_released_libfabric_is_reported_with_the_nixl_that_
     check_released([new, fits], plugin, "nixl-cu12 1.5.1")
     assert choose([new, fits], plugin, "nixl-cu12 1.5.1") == fits
     check_released([], library(tmp_path / "old.so", "FABRIC_1.7"), "nixl-cu12 1.5.0")
+
+
+@pytest.mark.parametrize("needs", ["libcudart.so.12 libfabric.so.1", "libcudart.so.12"])
+def test_the_plugin_is_checked_first_and_each_library_is_loaded_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str
+) -> None:
+    plugin = library(tmp_path / "libplugin_LIBFABRIC.so", "FABRIC_1.7", *needs.split())
+    old, new = library(tmp_path / "old.so", "FABRIC_1.6"), library(tmp_path / "new.so", "FABRIC_1.7")
+    runtime = library(tmp_path / "libcudart.so.12")
+    log: list[object] = []
+
+    def locate(_: Finder, of: RequiredLibrary, soname: str, path: str) -> tuple[list[str], dict[str, str]]:
+        log.append((soname, path == plugin))
+        return ([old, new] if of is FABRIC else [runtime, "other"]), {soname: "here"}
+
+    def open_library(of: RequiredLibrary, path: str, backend: str) -> SimpleNamespace:
+        log.append((path, backend))
+        version = Version()
+        return SimpleNamespace(fi_version=version)
+
+    class Version:
+        def __call__(self) -> int:
+            return 1 << 16 | 22
+
+    def check(candidates: list[str], *values: str) -> None:
+        log.append(values)
+
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
+    monkeypatch.setattr(libfabric, "locate", locate)
+    monkeypatch.setattr(libfabric, "open_library", open_library)
+    monkeypatch.setattr(libfabric, "check_released", check)
+    fabric = "libfabric" in needs
+    versions = {"libfabric": "1.22", "libfabric_path": new, "libfabric.so.1": "here"} if fabric else {}
+    recorded = BACKEND.load({"nixl_package": "nixl-cu12", "nixl": "1.5.0"})
+    assert recorded == {"libcudart.so.12": "here", **versions}
+    assert log == [
+        *[(plugin, "nixl-cu12 1.5.0")] * fabric, *[(soname, True) for soname in needs.split()],
+        *[(path, "LIBFABRIC of NIXL") for path in [runtime, new][: 1 + fabric]],
+    ]  # fmt: skip
+    assert BACKEND.environment({}) == {"NIXL_LOG_LEVEL": "INFO"}
+
+
+def test_every_libfabric_that_is_too_old_is_named(tmp_path: Path) -> None:
+    plugin = library(tmp_path / "p.so", "FABRIC_1.7", "FABRIC_1.8")
+    first, other = library(tmp_path / "a.so", "FABRIC_1.7"), library(tmp_path / "b.so")
+    with pytest.raises(LibraryError) as caught:
+        choose([first, other], plugin, "nixl-cu12 1.5.0")
+    assert caught.value.reason == (
+        f"{first} is too old for LIBFABRIC of nixl-cu12 1.5.0: it lacks the symbol version FABRIC_1.8; "
+        f"{other} lacks a needed version, too"
+    )
+    assert caught.value.remedy == remedies(FABRIC)
+    assert choose([other], None, "") == other
 
 
 def test_tox_environment_in_the_message_has_a_nixl_that_fits() -> None:
@@ -207,6 +256,22 @@ def test_rows_of_two_backends_are_compared() -> None:
     assert ratio in good
     wrong = [row("UCX", 2e9, Verdict.WRONG_TRANSPORT), row("LIBFABRIC", 0.9e9)]
     assert not [line.text for line in lines(wrong, gate=False) if " : UCX" in line.text]
+
+
+@pytest.mark.parametrize(
+    ("name", "storage", "delivers", "waits"),
+    [
+        ("UCX", False, True, False), ("LIBFABRIC", False, False, True), ("POSIX", True, False, False),
+        ("OBJ", True, True, False), ("AZURE_BLOB", True, True, False),
+    ],
+)  # fmt: skip
+def test_what_done_means_and_who_is_waited_for_follows_from_the_backend(
+    name: str, storage: bool, delivers: bool, waits: bool
+) -> None:
+    backend = BACKENDS[name]
+    facts = (backend.STORAGE, backend.COMPLETION_IMPLIES_DELIVERY, backend.SHAKES_HANDS)
+    assert facts == (storage, delivers, waits)
+    assert (between_agents([name]) == (), shake_hands([name, "OWN"]), plugin_of(name)) == (storage, waits, name)
 
 
 def test_unsupported_backend_is_refused_with_its_reason() -> None:

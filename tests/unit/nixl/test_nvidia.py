@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.metadata
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.nixl.worker.devices import WorkerGpu, nvidia, shortest
+from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
+from pytest_nixl.nixl.worker import devices, vram
+from pytest_nixl.nixl.worker.devices import WorkerGpu, WrongBytes, nvidia, shortest
 from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, _Room, driver_fault
+from pytest_nixl.nixl.worker.memory import chunks
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,7 @@ def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
         with pytest.raises(NotApplicableError) as caught:
             nvidia._torch(node_exists=node_exists)
         assert caught.value.reason == reason
+        assert caught.value.remedy
     else:
         assert nvidia._torch(node_exists=node_exists) is torch
 
@@ -133,9 +139,212 @@ def test_names_of_gpus_are_read_without_the_zeros_after_them() -> None:
     assert nvidia.CudaDriver(driver).devices() == [first, WorkerGpu(1, "GPU of 11", "0b" * 16, "0000:1a:11.0")]
 
 
-def test_the_time_of_a_kernel_is_in_seconds() -> None:
-    gpu = WorkerGpu(0, "", "10" * 16, "0000:1a:00.0")
-    assert 0 < DriverDevice(AnyDriver(), gpu).kernel_seconds() < 60
+class MemoryDriver:
+    """Bindings of a driver whose GPUs are the memory of this process, and whose kernels are numpy.
+
+    :ivar log: the calls, in order, each with what it is about: sizes, or the GPU that is the current one.
+    :ivar room: the bytes that may be allocated.
+    """
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.room = room
+        self.memory: dict[int, Any] = {}
+        self.full = False
+
+    def cuDeviceGet(self, number: int) -> tuple[int, int]:  # noqa: N802 - the driver's name, as those below
+        return 0, number + 10
+
+    def cuDevicePrimaryCtxRetain(self, handle: int) -> tuple[int, str]:  # noqa: N802
+        self.log.append(("retain", handle))
+        return (2 if self.full else 0), f"context of {handle}"
+
+    def cuCtxSetCurrent(self, context: str) -> tuple[int]:  # noqa: N802
+        self.log.append(("current", context))
+        return (0,)
+
+    def cuCtxSynchronize(self) -> tuple[int]:  # noqa: N802
+        self.log.append(("wait",))
+        return (0,)
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+        self.log.append(("allocate", size))
+        if size > self.room - sum(array.nbytes for array in self.memory.values()):
+            return 2, 0
+        array = np.full(size, 0x55, np.uint8)
+        self.memory[array.ctypes.data] = array
+        return 0, array.ctypes.data
+
+    def cuMemFree(self, address: int) -> tuple[int]:  # noqa: N802
+        self.log.append(("free", self.memory.pop(address).nbytes))
+        return (0,)
+
+    def cuMemsetD8(self, address: int, value: int, size: int) -> tuple[int]:  # noqa: N802
+        self.log.append(("set", value, size))
+        ctypes.memset(address, value, size)
+        return (0,)
+
+    def cuMemcpyDtoH(self, to: int, address: int, size: int) -> tuple[int]:  # noqa: N802
+        self.log.append(("read", size))
+        ctypes.memmove(to, address, size)
+        return (0,)
+
+    def cuMemcpyHtoD(self, address: int, source: int, size: int) -> tuple[int]:  # noqa: N802
+        self.log.append(("write", size))
+        ctypes.memmove(address, source, size)
+        return (0,)
+
+    def cuModuleLoadData(self, code: bytes) -> tuple[int, str]:  # noqa: N802
+        self.log.append(("load", code.endswith(b"\0")))
+        return 0, "module"
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:  # noqa: N802
+        return 0, name.decode()
+
+    def cuLaunchKernel(self, function: str, *values: Any) -> tuple[int]:  # noqa: N802
+        (address, size, _, seed, last), _ = values[-2]
+        self.log.append((function, size))
+        memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+        pattern = np.concatenate([np.zeros(0, np.uint8), *(chunk.copy() for _, chunk in chunks(seed, size))])
+        if function == "nixl_fill":
+            memory[:] = pattern ^ np.uint8(last & 0xFF)
+        else:
+            wrong = np.flatnonzero(memory != pattern)
+            results = [len(wrong), int(wrong[0]) << 8 | int(memory[wrong[0]])] if len(wrong) else [0, (1 << 64) - 1]
+            ctypes.memmove(last, np.array(results, np.uint64).ctypes.data, 16)
+        return (0,)
+
+
+GPU = WorkerGpu(1, "H", "10" * 16, "0000:1a:00.0")
+NAME = "GPU 1 (0000:1a:00.0, GPU-10101010-1010-1010-1010-101010101010)"
+SHOW = "run `nvidia-smi -i 0000:1a:00.0` to see which processes use its memory"
+CURRENT = ("current", "context of 11")
+
+
+def test_each_use_of_a_gpu_makes_it_the_current_one_and_gives_its_room_back() -> None:
+    driver = MemoryDriver()
+    device = DriverDevice(driver, GPU)
+    address = device.allocate(20)
+    reserved = [("allocate", 3 * 8 + 16), ("free", 3 * 8 + 16)]
+    begin = [("retain", 11), CURRENT, ("allocate", 20)]
+    assert driver.log == [*begin, *reserved, ("set", 0, 20), ("wait",)]
+    room, counters = [("allocate", 24), ("write", 24)], [("allocate", 16), ("write", 16)]
+    for use, log in (
+        (lambda: device.write(address, memoryview(b"abc")), [("write", 3), ("wait",)]),
+        (lambda: device.write(address, memoryview(b"")), [("wait",)]),
+        (lambda: device.read(address, 4), [("read", 4)]),
+        (lambda: device.read(address, 0), []),
+        (lambda: device.fill(address, 20, 7, inverted=False),
+         [*room, ("load", True), ("nixl_fill", 20), ("wait",), ("free", 24)]),
+        (lambda: device.compare(address, 20, 7),
+         [*room, *counters, ("nixl_compare", 20), ("wait",), CURRENT, ("read", 16), ("free", 16), ("free", 24)]),
+        (device.kernel_seconds, [("allocate", 8), ("write", 8), *[("nixl_fill", 8), ("wait",)] * 5, ("free", 8)]),
+        (lambda: device.free(address), [("free", 20)]),
+    ):  # fmt: skip
+        driver.log.clear()
+        use()
+        assert driver.log == [CURRENT, *log]
+    assert driver.memory == {}
+
+
+def test_the_pattern_of_gpu_memory_is_compared_and_its_first_wrong_byte_is_known() -> None:
+    device = DriverDevice(MemoryDriver(), GPU)
+    address = device.allocate(1000)
+    assert device.read(address, 1000) == bytes(1000)
+    device.fill(address, 1000, 7, inverted=False)
+    assert device.compare(address, 1000, 7) is None
+    [whole] = [chunk.tobytes() for _, chunk in chunks(7, 1000)]
+    assert device.read(address, 1000) == whole
+    device.write(address + 300, memoryview(bytes([whole[300] ^ 1, whole[301] ^ 1])))
+    assert device.compare(address, 1000, 7) == WrongBytes(2, 300, whole[300] ^ 1)
+    device.fill(address, 1000, 7, inverted=True)
+    assert device.compare(address, 1000, 7) == WrongBytes(1000, 0, whole[0] ^ 0xFF)
+
+
+@pytest.mark.parametrize(("room", "size", "fits"), [(23, 24, False), (63, 24, False), (64, 24, True), (66, 25, True)])
+def test_a_buffer_on_a_gpu_leaves_room_for_the_pattern(room: int, size: int, fits: bool) -> None:
+    driver = MemoryDriver(room + (8 if size == 25 else 0))
+    device = DriverDevice(driver, GPU)
+    if fits:
+        assert device.allocate(size)
+        return
+    with pytest.raises(GpuMemoryError) as caught:
+        device.allocate(size)
+    assert caught.value.reason == f"{NAME} cannot allocate {size} bytes: CUDA_ERROR_OUT_OF_MEMORY"
+    assert caught.value.remedy == f"{SHOW}, or use smaller blocks, batch or depth"
+    assert driver.memory == {}
+
+
+def test_a_gpu_without_memory_for_a_context_is_named_with_who_uses_it() -> None:
+    driver = MemoryDriver()
+    driver.full = True
+    with pytest.raises(GpuMemoryError) as caught:
+        DriverDevice(driver, GPU).activate()
+    assert caught.value.reason == (
+        f"{NAME} has no memory left for a CUDA context, because other processes use it: CUDA_ERROR_OUT_OF_MEMORY"
+    )
+    assert caught.value.remedy == f"{SHOW}, and end them, or choose another GPU"
+
+
+@pytest.mark.parametrize(
+    ("packages", "name"),
+    [
+        ({"cuda-bindings": "13.0", "cuda-python": "12.0"}, "cuda-bindings 13.0"),
+        ({"cuda-python": "12.0"}, "cuda-python 12.0"),
+        ({}, "cuda.x"),
+    ],
+)
+def test_the_bindings_are_named_by_their_package(
+    monkeypatch: pytest.MonkeyPatch, packages: dict[str, str], name: str
+) -> None:
+    def version(package: str) -> str:
+        if package not in packages:
+            raise importlib.metadata.PackageNotFoundError
+        return packages[package]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    driver = nvidia.CudaDriver(SimpleNamespace(
+        __name__="cuda.x", cuPointerGetAttribute=lambda attribute, address: (0, f"{attribute}{address}"),
+        CUpointer_attribute=SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=4), cuDeviceGet=lambda number: (0, 0),
+        cuDeviceGetName=lambda *_: (0, b"H"), cuDeviceGetPCIBusId=lambda *_: (0, b"p"),
+        cuDeviceGetUuid=lambda _: (0, SimpleNamespace(bytes=bytes(16))),
+    ))  # fmt: skip
+    assert (driver.name, driver.owner(2)) == (name, 42)
+    assert driver.device(0) is driver.device(0)
+
+
+@pytest.mark.parametrize(("count", "number", "message"), [(1, 1, "only GPU 0"), (2, 2, "only GPUs 0 to 1"), (2, 1, "")])
+def test_a_gpu_that_this_process_does_not_see_is_named(
+    monkeypatch: pytest.MonkeyPatch, count: int, number: int, message: str
+) -> None:
+    gpus: Any = SimpleNamespace(devices=lambda: [GPU] * count, device=lambda number: f"GPU {number}")
+    monkeypatch.setattr(devices, "vendor", lambda: gpus)
+    if message:
+        with pytest.raises(NotApplicableError, match=f"there is no GPU {number}: this process sees {message}"):
+            devices.device(number)
+    else:
+        assert cast(Any, devices.device(number)) == "GPU 1"
+
+
+def test_a_buffer_in_gpu_memory_asks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = MemoryDriver()
+    monkeypatch.setattr(vram, "device", {1: DriverDevice(driver, GPU)}.__getitem__)
+    buffer = vram.VramBuffer(64, 1)
+    assert (buffer.memory, buffer.device, len(driver.memory)) == ("VRAM", 1, 1)
+    assert buffer.address in driver.memory
+    buffer.fill(7, 8, 32)
+    whole = b"".join(chunk.tobytes() for _, chunk in chunks(7, 32))
+    assert buffer.read(0, 64) == bytes(8) + whole + bytes(24)
+    assert buffer.compare(7, 8, 32) is None
+    buffer.write(10, b"over")
+    wrong = sum(first != second for first, second in zip(b"over", whole[2:6], strict=True))
+    corruption = {"wrong_bytes": wrong, "total_bytes": 32, "offset": 2, "expected": whole[2], "found": b"over"[0]}
+    assert buffer.compare(7, 8, 32) == corruption
+    assert buffer.kernel_seconds() > 0
+    with pytest.raises(IndexError):
+        buffer.fill(7, 60, 5)
+    buffer.free()
+    assert driver.memory == {}
 
 
 def test_a_driver_that_starts_is_used_and_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,22 +102,6 @@ def test_nixl_reads_what_another_client_wrote(server: S3Server, make_pairs: Make
         assert reading.destination.read(0, BLOCK) == content
 
 
-@pytest.mark.long
-def test_object_with_one_wrong_byte_is_corruption(server: S3Server, make_pairs: MakePairs) -> None:
-    written = link(make_pairs(batch=(2,)))
-    with written._transfers(BLOCK, 2, 1) as transfers:
-        seed = written._fill(2 * BLOCK, poison=True)
-        written._run("move", transfers, 60)
-        assert written._compare("before", seed, 2 * BLOCK) is None
-        key = f"{server.keys[0].rpartition('/')[0]}/1"
-        content = bytearray(server.client.get_object(Bucket="bucket", Key=key)["Body"].read())
-        content[77] ^= 1
-        server.client.put_object(Bucket="bucket", Key=key, Body=bytes(content))
-        corruption = written._compare("after", seed, 2 * BLOCK)
-    assert corruption is not None
-    assert (corruption.wrong_bytes, corruption.offset) == (1, BLOCK + 77)
-
-
 def test_parameters_say_where_the_objects_are_without_a_variant(
     server: S3Server, make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,8 +81,9 @@ def buffer(store: Store) -> ObjectBuffer:
     return object_buffer
 
 
-def test_each_object_is_registered_by_its_number_from_one(store: Store) -> None:
+def test_each_object_is_registered_by_its_number_from_one(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     agent, object_buffer = Agent(), ObjectBuffer(2 * BLOCK, store)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "pytest-nixl: objects in memory\n"
     object_buffer.prepare(agent, BLOCK, 2)
     [(regions, memory)] = agent.registered
     assert memory == "OBJ"
@@ -134,10 +135,10 @@ def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: St
 @pytest.mark.parametrize(
     ("seconds", "arrived", "blocks", "doubted"),
     [
-        (objects._DOUBT_SECONDS, False, objects._DOUBT_BYTES // BLOCK, True),
-        (objects._DOUBT_SECONDS - 1e-6, False, 1, False),
+        (20.0, False, (8 << 20) // BLOCK, True),
+        (19.999, False, 1, False),
         (1e6, True, 1, False),
-        (1e6, False, objects._DOUBT_BYTES // BLOCK + 1, False),
+        (1e6, False, (8 << 20) // BLOCK + 1, False),
     ],
 )
 def test_a_small_row_that_never_moved_is_doubted_after_a_while(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import mmap
+from functools import partial
 
 import numpy as np
 import pytest
@@ -139,3 +140,20 @@ def test_a_buffer_begins_with_a_huge_page(monkeypatch: pytest.MonkeyPatch) -> No
     buffer = DramBuffer(3)
     assert buffer.address % (1009 * mmap.PAGESIZE) == 0
     assert buffer.read(0, 3) == bytes(3)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 2), (60, 5), (64, 1), (0, 65), (0, -1)])
+def test_bytes_outside_of_a_buffer_are_neither_read_nor_written(offset: int, size: int) -> None:
+    buffer = DramBuffer(64)
+    message = rf"bytes {offset} to {offset + size} are not inside a buffer of 64 bytes"
+    for attempt in (buffer.read, partial(buffer.fill, 1), partial(buffer.compare, 1)):
+        with pytest.raises(IndexError, match=message):
+            attempt(offset, size)
+    if size > 0:
+        with pytest.raises(IndexError, match=message):
+            buffer.write(offset, bytes(size))
+    array = np.asarray(buffer)
+    assert (array.shape, str(array.dtype), array.flags.writeable) == ((64,), "uint8", True)
+    array[:] = 7
+    assert buffer.read(0, 64) == b"\7" * 64
+    assert buffer.address == array.ctypes.data

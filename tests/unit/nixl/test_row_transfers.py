@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
@@ -99,19 +98,6 @@ def test_a_backend_whose_done_means_posted_walks_with_a_notification_per_transfe
 
 
 @pytest.mark.long
-def test_rows_in_place_and_rows_that_walk_are_two_rows(make_pairs: MakePairs) -> None:
-    pairs = make_pairs(duration=0.0)
-    hot, cold = (link(pairs, footprint=footprint).measure(64 * KIB).key for footprint in (0, FOOTPRINT))
-    assert str(hot) == "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
-    assert str(cold) == f"{hot}/footprint=4MiB"
-    assert hot != cold
-    assert (cold.in_place, cold.footprint, cold.walks) == (hot, FOOTPRINT, True)
-    assert (hot.in_place, hot.footprint, hot.walks) == (hot, 0, False)
-    assert pairs.link_of(cold, (0, 1)).key(64 * KIB) == cold
-    assert pairs.link_of(hot, (0, 1)).key(64 * KIB) == hot
-
-
-@pytest.mark.long
 def test_a_launch_keeps_the_footprint_and_a_transfer_alone_moves_all_of_it(make_pairs: MakePairs) -> None:
     row_link = link(make_pairs(), footprint=MIB)
     assert row_link.move(64 * KIB) is None
@@ -119,14 +105,6 @@ def test_a_launch_keeps_the_footprint_and_a_transfer_alone_moves_all_of_it(make_
     assert row_link.move(64 * KIB) is None
     assert row_link.destination.size >= MIB
     assert row_link.footprint == MIB
-
-
-def test_transfers_that_do_not_fit_into_the_footprint_are_refused(make_pairs: MakePairs) -> None:
-    row_link = link(make_pairs(depth=(4,)), footprint=128 * KIB)
-    with pytest.raises(NixlPluginError) as caught:
-        row_link.measure(64 * KIB, depth=4)
-    message: Any = caught.value
-    assert message.reason == "4 transfers of 65536 bytes do not fit into the footprint of 131072 bytes"
 
 
 class ShownAgent:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from email.message import Message
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 from helpers.cli_run import eventually
-from helpers.etcd import container_names, empty_image
+from helpers.etcd import container_names
 from helpers.moto_image import moto_image
 from helpers.pytester_run import run_pytest
 from helpers.s3 import KEYS, S3Server, use_s3
@@ -22,6 +23,7 @@ from pytest_nixl.core.extras import pip_install
 from pytest_nixl.nixl import s3_server
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, parse_server
+from pytest_nixl.processes.container import Container, ContainerError
 from pytest_nixl.processes.supervisor import supervisor
 
 #: A test that writes what it got to ``told-N``, and moves an object by boto3 and by the fixture's own client.
@@ -199,10 +201,116 @@ def test_moto_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) ->
         s3_server.open_bucket("embedded", supervisor).__enter__()
 
 
-def test_embedded_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(ObjectStoreError, match="did not start: ended with exit code 1"):
-        s3_server.open_bucket("embedded", supervisor).__enter__()
+class Moto:
+    """A container or a process with a server that a test controls."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, directory: Path, output: str) -> None:
+        self.directory, self.output = directory, output
+        self.log: list[object] = []
+
+    def spawn(self, argv: Sequence[str], *, log: str) -> int:
+        self.log.append(tuple(argv))
+        self.path = self.directory / log
+        self.path.write_text(self.output)
+        return 7
+
+    def alive(self, pid: int) -> bool:
+        return pid == 7 and "Running" in self.output
+
+    def how_ended(self, pid: int) -> str:
+        return f"ended {pid}"
+
+    def stop(self, pid: int) -> None:
+        self.log.append(f"stop {pid}")
+
+    def remove(self) -> None:
+        self.log.append("remove")
+
+
+STARTED = "starting\n * Running on http://127.0.0.1:5001\nPress CTRL+C\n"
+COMMAND = (sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0")
+
+
+@pytest.mark.parametrize("kind", ["embedded", "container", "container:mine/moto:1"])
+def test_a_server_of_the_run_has_a_bucket_and_a_key_of_its_own_and_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use_s3(monkeypatch, "")
+    moto = Moto(tmp_path, STARTED)
+    monkeypatch.setattr(ObjectClient, "create_bucket", lambda client: moto.log.append(client.store.bucket))
+    monkeypatch.setattr(ObjectClient, "remove_bucket", lambda client: pytest.fail("it ends with its server"))
+
+    def start(program: object, image: str, client: object, *, pull: bool) -> Moto:
+        moto.log.append((program, image, client is moto, pull))
+        return moto
+
+    monkeypatch.setattr(Container, "start", start)
+    with s3_server.open_bucket(kind, lambda: moto) as bucket:  # type: ignore[arg-type, return-value]
+        address = "127.0.0.1:5001" if kind == "embedded" else moto.address
+        assert (bucket.kind, bucket.endpoint) == (kind.partition(":")[0], f"http://{address}")
+        variables = bucket.environment
+        same = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}
+        assert {variables[name] for name in same} == {bucket.endpoint}
+        assert variables["AWS_REGION"] == variables["AWS_DEFAULT_REGION"] == "us-east-1"
+        assert variables["AWS_DEFAULT_BUCKET"] == bucket.bucket == bucket.parameters["bucket"]
+        keys = [variables[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
+        assert [bucket.parameters[name] for name in ("access_key", "secret_key")] == keys
+        assert [len(key) for key in keys] == [16, 32]
+        assert "ca_bundle" not in bucket.parameters
+    if kind == "embedded":
+        assert moto.log == [COMMAND, bucket.bucket, "stop 7"]
+        assert not moto.path.exists()
+    else:
+        image = kind.partition(":")[2] or s3_server.IMAGE
+        assert moto.log == [(s3_server.MOTO, image, True, True), bucket.bucket, "remove"]
+
+
+def test_a_server_of_the_run_that_does_not_start_is_named_with_its_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, pull: bool) -> None:
+        raise ContainerError("no engine", "start one", "lines", cause="no-engine")
+
+    monkeypatch.setattr(Container, "start", refuse)
+    moto = Moto(tmp_path, "\n".join(map(str, range(12))))
+    for kind, whole in (
+        ("container", ("--nixl-s3=container: no engine", "start one; or use --nixl-s3=embedded", "lines")),
+        ("embedded", ("the embedded S3 server (moto) did not start: ended 7",
+                      f"read its log, and run {pip_install('s3')}", "\n".join(map(str, range(2, 12))))),
+    ):  # fmt: skip
+        with pytest.raises(ObjectStoreError) as caught, s3_server.open_bucket(kind, lambda: moto):  # type: ignore[arg-type, return-value]
+            pass
+        assert (caught.value.reason, caught.value.remedy, caught.value.detail) == whole
+    assert moto.log == [COMMAND, "stop 7"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "variables", "url", "region"),
+    [
+        ({}, {}, "https://s3.us-east-1.amazonaws.com", "us-east-1"),
+        ({}, {"AWS_REGION": "eu-west-1"}, "https://s3.eu-west-1.amazonaws.com", "eu-west-1"),
+        ({"region": "us-west-2"}, {"AWS_REGION": "eu-west-1"}, "https://s3.us-west-2.amazonaws.com", "us-west-2"),
+        ({}, {"AWS_ENDPOINT_URL": "http://a:1", "AWS_ENDPOINT_URL_S3": "http://b:2"}, "http://b:2", "us-east-1"),
+        ({"endpoint_override": "c:3"}, {"AWS_ENDPOINT_URL": "http://a:1"}, "https://c:3", "us-east-1"),
+        ({"endpoint_override": "c:3", "scheme": "http"}, {}, "http://c:3", "us-east-1"),
+    ],
+)
+def test_a_bucket_is_where_parameters_or_else_variables_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parameters: dict[str, str], variables: dict[str, str], url: str,
+    region: str,
+) -> None:  # fmt: skip
+    use_s3(monkeypatch, "")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    client = ObjectClient.of({"bucket": "b", **parameters})
+    assert (client.store.url, client.store.region, client.store.bucket, client.space) == (url, region, "b", "bucket b")
+    assert (client.server, client.transport) == (f"the S3 server {url}", url.replace("://", "/"))
+    client.close()
 
 
 @pytest.mark.long
@@ -238,19 +346,3 @@ def test_server_in_a_container_is_removed_at_the_end(pytester: pytest.Pytester, 
     assert first[:3] == second[:3]
     assert second[3] == ["a & b/0", "a & b/1"]
     assert set(container_names()) <= before
-
-
-@pytest.mark.long
-def test_container_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("testcontainers")
-    with monkeypatch.context() as without:
-        without.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-        with pytest.raises(ObjectStoreError, match="--nixl-s3=container: no container engine answers") as missing:
-            s3_server.open_bucket("container", supervisor).__enter__()
-        assert "--nixl-s3=embedded" in missing.value.remedy
-    moto_image()
-    with pytest.raises(ObjectStoreError, match=r"the image registry\.invalid/moto:v0 is not on this host"):
-        s3_server.open_bucket("container:registry.invalid/moto:v0", supervisor).__enter__()
-    with empty_image() as image, pytest.raises(ObjectStoreError, match=f"did not start s3 from {image}: "):
-        s3_server.open_bucket(f"container:{image}", supervisor).__enter__()
-    assert not container_names(supervisor().directory.name)

@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
+import subprocess
 import threading
 import time
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
+from helpers.etcd import wait_until
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.ring_buffer import RingBuffer
-from pytest_nixl.model.tools import variable
+from pytest_nixl.model.tools import FROM_OTHER_RANKS, TOOLS, variable
+from pytest_nixl.nixl.backends.driver_standin import shared_object, supported
+from pytest_nixl.nixl.worker import tools as tools_module
 from pytest_nixl.nixl.worker.tools import Program, Tools
 
 
@@ -85,6 +92,101 @@ def test_a_program_listens_on_the_ports_of_its_own_processes() -> None:
         assert not tools.listens(other, port)
 
 
+ALLOWED = ", ".join(sorted(FROM_OTHER_RANKS))
+
+
+@pytest.mark.skipif(not supported(platform.machine()), reason="no library is written for this processor")
+def test_the_version_of_the_libfabric_that_a_program_loads_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric = tmp_path / "a lib" / "libfabric.so.1"
+    fabric.parent.mkdir()
+    fabric.write_bytes(shared_object("libfabric.so.1", ["fi_version"], (1 << 16 | 22) & 0xFFFF, platform.machine()))
+    program = tmp_path / "program"
+    program.touch()
+    listing = f"\tlibc.so.6 => /none/libc.so.6 (0x00007f)\n\tlibfabric.so.1 => {fabric} (0x00007f12ab)\n"
+    monkeypatch.setenv(variable("nixlbench"), str(program))
+    run: list[Any] = []
+
+    def trace(argv: list[str], *, env: dict[str, str], text: bool, **_: object) -> SimpleNamespace:
+        run.append((argv, env["LD_TRACE_LOADED_OBJECTS"], text))
+        return SimpleNamespace(stdout=listing)
+
+    monkeypatch.setattr(subprocess, "run", trace)
+    assert Tools(lambda: False).find("nixlbench") == {"path": str(program), "libfabric": "0.22"}
+    assert run == [([str(program)], "1", True)]
+
+
+class Guard:
+    """A guard that keeps what it is told, and forks no process."""
+
+    guards: ClassVar[list[Guard]] = []
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.guards.append(self)
+
+    def watch(self, group: int) -> None:
+        self.log.append(("watch", group))
+
+    def forget(self, group: int) -> None:
+        self.log.append(("forget", group))
+
+
+@pytest.fixture
+def wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script that is nixlbench on this rank, which prints arguments and variables."""
+    monkeypatch.setattr(tools_module, "ProgramGuard", Guard)
+    monkeypatch.setattr(Guard, "guards", [])
+    path = tmp_path / "wrapper"
+    path.write_text('#!/bin/sh\necho "$@ $UCX_TLS $UCX_NET_DEVICES $HOME"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv(variable("nixlbench"), str(path))
+    return path
+
+
+def test_a_program_gets_its_arguments_and_variables_and_is_guarded_until_its_end(
+    wrapper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
+    monkeypatch.setenv("HOME", "/home")
+    tools = Tools(lambda: False)
+    programs = []
+    for number in range(2):
+        program = tools.start("nixlbench", ["--op", str(number)], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None})
+        programs.append(program)
+    for number, program in enumerate(programs):
+        wait_until(partial(getattr, program, "over"), 60, "the end of the program")
+        assert tools.look(program, 0, 60)["bytes"] == f"--op {number} tcp  /home\n".encode()
+    [guard] = Guard.guards
+    pids = [program.pid for program in programs]
+    assert guard.log == [*[("watch", pid) for pid in pids], *[("forget", pid) for pid in pids]]
+
+
+@pytest.mark.parametrize(
+    ("tool", "variables", "mode", "reason", "remedy"),
+    [
+        ("fi_rma_bw", {}, 0o755, "fi_rma_bw is not on this rank's PATH", TOOLS["fi_rma_bw"]),
+        ("nixlbench", {"LD_PRELOAD": "/evil"}, 0o755,
+         f"the variable LD_PRELOAD cannot be passed to nixlbench: expected one of {ALLOWED}",
+         "set LD_PRELOAD in the environment of the rank itself"),
+        ("nixlbench", {}, 0o644, "{path} cannot be executed: Permission denied",
+         "run `chmod +x {path}`, and check that it is built for this machine's architecture"),
+        ("sh", {}, 0o755, f"a worker cannot start 'sh': expected {', '.join(TOOLS)}", ""),
+    ],
+)  # fmt: skip
+def test_a_program_that_may_not_or_cannot_be_started_is_named(
+    wrapper: Path, monkeypatch: pytest.MonkeyPatch, tool: str, variables: dict[str, str], mode: int, reason: str,
+    remedy: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", "/none")
+    wrapper.chmod(mode)
+    with pytest.raises(NixlPluginError) as caught:
+        Tools(lambda: False).start(tool, [], variables)
+    assert (caught.value.reason, caught.value.remedy) == (reason.format(path=wrapper), remedy.format(path=wrapper))
+    assert not any(guard.log for guard in Guard.guards)
+
+
 def test_the_path_of_a_program_is_that_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable("nixlbench"), "/none/of/these")
     tools = Tools(lambda: False)
@@ -92,5 +194,3 @@ def test_the_path_of_a_program_is_that_of_its_variable(monkeypatch: pytest.Monke
     monkeypatch.delenv(variable("nixlbench"))
     monkeypatch.setenv("PATH", "/none")
     assert tools.find("nixlbench") is None
-    with pytest.raises(NixlPluginError, match="a worker cannot start 'sh': expected nixlbench"):
-        tools.find("sh")

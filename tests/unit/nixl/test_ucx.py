@@ -9,12 +9,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.nixl.backends import ucx
+from pytest_nixl.model.memory import HOST, MemoryPair
+from pytest_nixl.nixl.backends import driver_standin, libraries, ucx
+from pytest_nixl.nixl.backends.libraries import DRIVER, LACKS, LOADED, Finder, LibraryError, RequiredLibrary
 from pytest_nixl.nixl.backends.ucx import BACKEND, UcxBackend, protocol, taken_for_host
 
 RECORDED = Path(__file__).resolve().parents[3] / "fixtures" / "ucx"
@@ -61,10 +64,6 @@ def test_recorded_tables_of_gpu_memory_are_read(
     assert BACKEND.mistaken(log, op, pair) == ""
 
 
-def test_log_without_a_report_gives_no_protocol() -> None:
-    assert protocol("", "WRITE", 4096, MemoryPair("VRAM", "VRAM")) == ""
-
-
 TABLE = """
 [1.0] [h:1 :0]   | {scope} cfg#1 |
 [1.0] [h:1 :0]   | remote memory write by ucp_put*(multi) from host memory to host |
@@ -75,45 +74,52 @@ TABLE = """
 """
 
 
-@pytest.mark.parametrize(
-    ("block", "transports"),
-    [
-        (1, ("rc_mlx5/mlx5_0:1",)),
-        (2048, ("rc_mlx5/mlx5_0:1",)),
-        (2049, ("ud/mlx5_0:1",)),
-        (65536, ("ud/mlx5_0:1",)),
-        (65537, ("rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1")),
-        (1 << 40, ("rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1")),
-    ],
+def table(scope: str, name: str) -> str:
+    return TABLE.format(scope=scope, short=name, copy=name, zero=name)
+
+
+RAILS = TABLE.format(
+    scope="inter-node", short="rc_mlx5/mlx5_0:1", copy="ud/mlx5_0:1",
+    zero="50% on rc_mlx5/mlx5_0:1 and 50% on rc_mlx5/mlx5_1:1",
+)  # fmt: skip
+FIRST, BOTH = ("rc_mlx5/mlx5_0:1",), ("rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1")
+UNITS = "| inter-node |\n| remote memory write by ucp_put |\n" + "".join(
+    f"| {sizes} | x | t/{name} |\n" for name, sizes in enumerate(("0", "1..1023", "1K", "2K..1M", "3M..1G", "2G..inf"))
 )
-def test_transport_is_that_of_the_range_with_the_block(block: int, transports: tuple[str, ...]) -> None:
+
+
+#: Tables of an older release, which has scope and operation on one line.
+OF_OLDER = "".join(
+    f"| context {scope} cfg | remote memory write by ucp_put |\n| 0..inf | x | {name} |\n"
+    for scope, name in (("inter-node", "tcp/a"), ("self", "cma/memory"))
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "block", "transports"),
+    [
+        *[(RAILS, block, FIRST) for block in (1, 2048)],
+        *[(RAILS, block, ("ud/mlx5_0:1",)) for block in (2049, 65536)],
+        *[(RAILS, block, BOTH) for block in (65537, 1 << 40)],
+        *[(UNITS, block, (f"t/{name}",)) for block, name in ((0, 0), (1, 1), (1023, 1), (1024, 2), (2048, 3),
+          (1 << 20, 3), (3 << 20, 4), (1 << 30, 4), (2 << 30, 5), (1 << 50, 5))],
+        *[(UNITS, block, ()) for block in (1025, (1 << 20) + 1, (1 << 30) + 1)],
+        # A table of another agent comes before that of the agent itself, and the last of them is used.
+        (table("inter-node", "tcp/a") + table("self", "cma/memory"), 4096, ("tcp/a",)),
+        (table("self", "cma/memory") + table("intra-node", "tcp/a"), 4096, ("tcp/a",)),
+        (table("self", "cma/memory"), 4096, ("cma/memory",)),
+        (table("inter-node", "tcp/a") + table("inter-node", "tcp/b"), 4096, ("tcp/b",)),
+        (OF_OLDER, 4096, ("tcp/a",)),
+        *[(log, 4096, ()) for log in ("", "no table at all\n", TABLE[:90])],
+    ],
+)  # fmt: skip
+def test_the_transports_are_those_of_the_range_with_the_block(
+    log: str, block: int, transports: tuple[str, ...]
+) -> None:
     # Written by hand in the form of the recorded reports.
-    log = TABLE.format(
-        scope="inter-node",
-        short="rc_mlx5/mlx5_0:1",
-        copy="ud/mlx5_0:1",
-        zero="50% on rc_mlx5/mlx5_0:1 and 50% on rc_mlx5/mlx5_1:1",
-    )
     assert BACKEND.transports(log, "WRITE", block) == transports
-
-
-def test_table_of_another_agent_comes_before_that_of_the_agent_itself() -> None:
-    to_itself = TABLE.format(scope="self", short="cma/memory", copy="cma/memory", zero="cma/memory")
-    to_other = TABLE.format(scope="inter-node", short="tcp/eth0", copy="tcp/eth0", zero="tcp/eth0")
-    assert BACKEND.transports(to_other + to_itself, "WRITE", 4096) == ("tcp/eth0",)
-    assert BACKEND.transports(to_itself, "WRITE", 4096) == ("cma/memory",)
-
-
-def test_last_table_is_used() -> None:
-    first = TABLE.format(scope="inter-node", short="tcp/a", copy="tcp/a", zero="tcp/a")
-    last = TABLE.format(scope="inter-node", short="tcp/b", copy="tcp/b", zero="tcp/b")
-    assert BACKEND.transports(first + last, "WRITE", 4096) == ("tcp/b",)
-
-
-@pytest.mark.parametrize("log", ["", "no table at all\n", TABLE[:90]])
-def test_log_without_a_report_gives_no_transport(log: str) -> None:
-    assert BACKEND.transports(log, "WRITE", 4096) == ()
-    assert BACKEND.transports(log, "READ", 4096) == ()
+    assert BACKEND.transports(log, "READ", block) == ()
+    assert protocol(log, "READ", block, HOST) == ""
 
 
 def test_report_that_is_cut_off_anywhere_never_raises() -> None:
@@ -231,7 +237,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (b"\0BISTRO_GRACE_DURATION\x0050ms\0", "20ms", "20ms"),  # the deployment's own value stays
         (b"\0BISTRO_FORCE_FAR_JUMP\0", None, None),  # an older UCX would warn
     ],
-    ids=["known", "given", "unknown"],
+    ids=["known", "values", "unknown"],
 )
 def test_worker_shortens_the_wait_of_a_ucx_that_knows_how(
     content: bytes, before: str | None, after: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,13 +279,105 @@ def test_real_ucx_replaces_the_same_functions_whatever_the_wait() -> None:
     assert "munmap" in replaced[0]
 
 
-@pytest.mark.parametrize(("version", "kind"), [("1.4.1", RuntimeError), ("1.5.0", NixlPluginError)])
-def test_a_value_without_cuda_memory_is_blamed_only_if_this_nixl_refuses_it(
-    version: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "transport", "cuda", "reason"),
+    [
+        ("1.5.0", "", "no CUDA memory", "no CUDA memory: NIXL refuses UCX (another cause)"),
+        ("1.4.1", "", "no CUDA memory", ""),
+        ("1.4.1", "no transport", "no CUDA memory", "no transport: NIXL refuses UCX (another cause)"),
+        ("1.5.0", "no transport", "no CUDA memory", "no transport: NIXL refuses UCX (another cause)"),
+        ("1.5.0", "", "", ""),
+    ],
+)
+def test_a_value_of_ucx_tls_is_blamed_only_if_this_nixl_refuses_it(
+    version: str, transport: str, cuda: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ucx, "cuda_fault", lambda environ: ("no CUDA memory", "add it"))
-    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setattr(ucx, "cuda_fault", lambda environ: (cuda, "add it"))
+    monkeypatch.setattr(ucx, "transport_fault", lambda environ: transport)
     backend = UcxBackend()
     backend.load({"nixl": version, "nixl_package": "no-such-package"})
-    with pytest.raises(kind), backend.creating():
+    with backend.creating():
+        pass
+    with pytest.raises(NixlPluginError if reason else RuntimeError) as caught, backend.creating():
         raise RuntimeError("another cause")
+    if isinstance(caught.value, NixlPluginError):
+        assert (caught.value.reason, caught.value.remedy) == (reason, "`unset UCX_TLS`" if transport else "add it")
+    assert backend.environment({}) == {"UCX_PROTO_INFO": "y"}
+
+
+@pytest.mark.parametrize("standin", [False, True])
+def test_the_libraries_of_the_plugin_are_loaded_before_those_of_its_modules(
+    site: Path, monkeypatch: pytest.MonkeyPatch, standin: bool
+) -> None:
+    log: list[object] = []
+    plugin = str(site / ".nixl_cu12.mesonpy.libs/plugins/libplugin_UCX.so")
+    origin = {driver_standin.RECORDED: "a stand-in"} if standin else {"origin": "here"}
+
+    def locate(finder: Finder, library: object, soname: str, of: str) -> tuple[list[str], dict[str, str]]:
+        log.append((finder.backend, soname, of == plugin))
+        if soname == "libgone.so":
+            raise LibraryError("it is gone", "install it")
+        return [f"/lib/{soname}", "/lib/other"], origin
+
+    monkeypatch.setattr(ucx, "needed", lambda path: [(DRIVER, "libcuda.so.1")])
+    monkeypatch.setattr(ucx, "locate", locate)
+    monkeypatch.setattr(ucx, "open_library", lambda library, path, backend: log.append((library, path, backend)))
+
+    def load(finder: Finder, *values: str) -> dict[str, str]:
+        log.append(values)
+        return {"modules": "loaded"}
+
+    monkeypatch.setattr(libraries, "load", load)
+    nixl, name = {"nixl_package": "nixl-cu12", "nixl": "0.9.0"}, "UCX of nixl-cu12 0.9.0"
+    assert UcxBackend().load(nixl) == (origin if standin else {**origin, "modules": "loaded"})
+    opened = (DRIVER, "/lib/libcuda.so.1", name)
+    modules = [] if standin else [(plugin, "nixl-cu12", name)]
+    assert log == [(name, "libcuda.so.1", True), opened, *modules]
+    monkeypatch.setattr(ucx, "needed", lambda path: [(DRIVER, "libgone.so")])
+    with pytest.raises(LibraryError) as caught:
+        UcxBackend().load(nixl)
+    assert (caught.value.reason, caught.value.remedy) == (
+        "it is gone", "install it; or install NIXL 0.10 or newer, whose UCX does not need it"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loaded", "named", "missing", "expected", "opened"),
+    [
+        ((), {}, (), {}, []),
+        (("libcuda.so",), {}, (), {LOADED: "/lib/libcudart.so.12"}, ["libcudart.so.12", "libnvidia-ml.so.1"]),
+        (("libcuda.so", "libcudart", "libnvidia-ml"), {}, (), {}, []),
+        (("libcuda.so", "libcudart"), {"PYTEST_NIXL_LIBCUDART": "/mine"}, (), {LOADED: "/lib/libcudart.so.12"},
+         ["libcudart.so.12", "libnvidia-ml.so.1"]),
+        (("libcuda.so",), {}, ("libcudart", "libnvidia-ml"),
+         {LACKS: "libucm_cuda needs libcudart.so.12, libuct_cuda needs libnvidia-ml.so.1"}, []),
+        (("libcuda.so",), {}, ("libnvidia-ml",),
+         {LOADED: "/lib/libcudart.so.12", LACKS: "libuct_cuda needs libnvidia-ml.so.1"}, ["libcudart.so.12"]),
+    ],
+)  # fmt: skip
+def test_what_the_cuda_modules_of_ucx_lack_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: tuple[str, ...], named: dict[str, str],
+    missing: tuple[str, ...], expected: dict[str, str], opened: list[str],
+) -> None:  # fmt: skip
+    paths: list[str] = []
+
+    def candidates(library: RequiredLibrary, soname: str) -> list[str]:
+        if soname.startswith(missing):
+            raise LibraryError("it is gone")
+        return [f"/lib/{soname}", "/lib/other"]
+
+    for module, soname in (("libucm_cuda", "libcudart.so.12"), ("libuct_cuda", "libnvidia-ml.so.1")):
+        (tmp_path / f"{module}.so.0").write_bytes(b"\0%b\0" % soname.encode())
+    finder: Any = SimpleNamespace(environ={"UCX_MODULE_DIR": str(tmp_path), **named}, candidates=candidates)
+    monkeypatch.setattr(libraries, "loader_finds", lambda soname: bool(loaded) and soname.startswith(loaded))
+    monkeypatch.setattr(libraries, "open_library", lambda _, path, backend: paths.append(f"{path} {backend}"))
+    assert libraries.load(finder, "/p.so", "nixl-cu12", "UCX") == expected
+    assert paths == [f"/lib/{soname} UCX" for soname in opened]
+    text = libraries.lacking(expected)
+    lacks = expected.get(LACKS, "")
+    assert text == (f"UCX cannot load its CUDA modules: {lacks}, which cannot be found or loaded" if lacks else "")
+    remedy = libraries.remedy(text)
+    advice = [
+        phrase for phrase in ("pip install nvidia-cuda-runtime", "NVIDIA_DRIVER_CAPABILITIES") if phrase in remedy
+    ]
+    assert len(advice) == len(missing)

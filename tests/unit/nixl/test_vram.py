@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +24,10 @@ from helpers.cli_run import profile, run
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.measure.launch import choose_gpus
-from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.findings import FindingError
-from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends.libraries import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
-from pytest_nixl.nixl.gpus import require_gpu
 from pytest_nixl.nixl.worker.devices import make_ptx
 from pytest_nixl.nixl.worker.memory import TILE
 from pytest_nixl.processes.hosts import LocalHost
@@ -218,36 +214,6 @@ def test_first_wrong_byte_is_reported_at_any_offset(agent: NixlAgent) -> None:
         vram.read()
 
 
-def test_bytes_outside_a_buffer_are_refused(agent: NixlAgent) -> None:
-    vram = agent.allocate(4096, "VRAM")
-    for attempt in (lambda: vram.read(4000, 97), lambda: vram.compare(1, offset=-1, size=8)):
-        with pytest.raises(WorkerError, match="are not inside a buffer of 4096 bytes"):
-            attempt()
-    with pytest.raises(WorkerError, match="are not inside a buffer of 4096 bytes"):
-        vram.fill(1, offset=4096, size=1).result()
-    vram.free()
-
-
-def test_missing_gpu_and_missing_memory_are_reported(agent: NixlAgent) -> None:
-    with pytest.raises(NotApplicableError) as caught:
-        agent.allocate(4096, "VRAM", device=2)
-    assert re.search("VRAM needs GPU 2, .* GPUs 0 to 1", caught.value.reason)
-    with pytest.raises(WorkerError, match=rf"{GPU_1} cannot allocate 2147483648 bytes: CUDA_ERROR_OUT") as full:
-        agent.allocate(2 << 30, "VRAM", device=1)
-    assert "smaller blocks, batch or depth" in full.value.remedy
-    assert "`nvidia-smi -i 0000:1b:00.0`" in full.value.remedy
-    assert require_gpu(agent.worker, 1).number == 1
-
-
-def test_gpu_whose_memory_other_processes_use_is_reported(started: Agents, driver: dict[str, str]) -> None:
-    full = started.start(environment={**driver, "STANDIN_MEMORY": "0"})
-    with pytest.raises(WorkerError, match=f"{GPU_1} has no memory left for a CUDA context, becau") as caught:
-        full.allocate(4096, "VRAM", device=1)
-    assert caught.value.remedy.startswith(
-        "run `nvidia-smi -i 0000:1b:00.0` to see which processes use its memory, and end them"
-    )
-
-
 def test_gpu_is_named_as_the_host_knows_it(started: Agents, driver: dict[str, str]) -> None:
     agent = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": "1,0", "STANDIN_cuLaunchKernel": "0,719"})
     agent.allocate(4096, "VRAM", device=1).fill(1).result()
@@ -256,15 +222,6 @@ def test_gpu_is_named_as_the_host_knows_it(started: Agents, driver: dict[str, st
     )
     with pytest.raises(WorkerError, match=failed):
         agent.allocate(4096, "VRAM", device=0).fill(1).result()
-
-
-def test_buffer_leaves_room_for_the_pattern(started: Agents, driver: dict[str, str]) -> None:
-    small = started.start(environment={**driver, "STANDIN_MEMORY": f"{1 << 30},{100 << 10}"})
-    with pytest.raises(WorkerError, match=f"{GPU_1} cannot allocate 65536 bytes"):
-        small.allocate(64 << 10, "VRAM", device=1)
-    buffer = small.allocate(48 << 10, "VRAM", device=1)
-    buffer.fill(1).result()
-    assert buffer.compare(1) is None
 
 
 def test_all_memory_is_freed_and_each_context_is_retained_once(agent: NixlAgent, driver: dict[str, str]) -> None:
@@ -291,26 +248,6 @@ def test_each_call_uses_the_gpu_of_its_buffer(agent: NixlAgent) -> None:
         assert buffer.read(7, 4) == b"over"
     for buffer in (first, other):
         buffer.free()
-
-
-def test_both_ends_share_a_single_gpu(started: Agents, driver: dict[str, str]) -> None:
-    worker = started.start(environment={**driver, "STANDIN_GPUS": "1"})
-    assert choose_gpus(worker.worker, worker.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)
-    with pytest.raises(NotApplicableError, match=r"VRAM:VRAM needs GPU 1, .* GPU 0"):
-        choose_gpus(worker.worker, worker.worker, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
-
-
-def test_backend_without_gpu_memory_is_reported(
-    make_pairs: Callable[..., Launches], driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in driver.items():
-        monkeypatch.setenv(name, value)
-    pairs = make_pairs()
-    for _ in range(2):  # the second time no worker is started
-        with pytest.raises(NotApplicableError) as caught:
-            pairs.link("POSIX", "WRITE", MemoryPair("VRAM", "FILE"), ranks=(0, 0))
-        assert "VRAM:FILE" in caught.value.reason
-        assert "POSIX supports only DRAM and FILE" in caught.value.reason
 
 
 def test_ucx_registers_gpu_memory_as_gpu_memory(agent: NixlAgent) -> None:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,11 @@ from helpers.pytester_run import run_pytest
 from pytest_nixl.model.tools import RUN_DIRECTORY
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
-from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost, LocalProcess
+from pytest_nixl.processes.hosts import LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 from pytest_nixl.processes.worker_parent import (
     BLAS_THREADS,
     FORK,
-    ForkedWorker,
     close_parent,
     fork_worker,
     parent_of_workers,
@@ -91,17 +90,6 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert executed["python"] == executed["libc"] == of_first
     assert other["python"] == other["libc"] == {"PYTEST_NIXL_OTHER": "second", **run_directory}
     assert executed["address"] != other["address"]
-
-
-@pytest.mark.usefixtures("own_supervisor")
-def test_the_workers_of_measured_rows_are_executed_and_that_of_facts_if_it_is_the_first() -> None:
-    host = LocalHost(supervisor())
-    workers = [(role, host.start(role, {}, 120)) for role in (FACTS, *MEASURED, "agent", FACTS)]
-    assert [(role, forked(worker)) for role, worker in workers] == [
-        ("facts", False), ("initiator", False), ("target", False), ("flows", False), ("agent", True), ("facts", True)
-    ]  # fmt: skip
-    for _, worker in workers:
-        worker.close()
 
 
 @pytest.mark.usefixtures("own_supervisor")
@@ -196,39 +184,59 @@ def living_children(pid: int) -> list[int]:
     return [int(child) for child in listed if "zombie" not in Path(f"/proc/{child}/status").read_text()]
 
 
-def test_a_kernel_without_descriptors_of_processes_needs_executed_workers(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(pid: int) -> int:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(os, "pidfd_open", refused)
-    assert parent_of(start().pid) == os.getpid()
+def limit(kind: int, most: int, undo: ExitStack) -> None:
+    """Change a limit of this process until the end of the test."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, hard))
+    undo.callback(resource.setrlimit, kind, (soft, hard))
 
 
-@pytest.mark.usefixtures("own_supervisor")
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT"])
-def test_what_the_loader_loads_first_needs_executed_workers(
-    start: Start, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "libm.so.6")
-    assert not forked(start())
+def mask(undo: ExitStack) -> None:
+    """Change the mode of new files of this process until the end of the test."""
+    previous = os.umask(0o077)
+    undo.callback(os.umask, previous)
+    os.umask(0o027 if previous == 0o077 else 0o077)
 
 
-@pytest.mark.parametrize("limited", ["umask", "address space"])
-def test_what_a_forked_worker_would_not_have_needs_an_executed_one(start: Start, limited: str) -> None:
+def preload(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the loader load a library first, also in a parent of workers that is started then."""
+    patch.setenv(name, "libm.so.6")
+    close_parent()
+
+
+def refused(pid: int) -> int:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize(
+    ("change", "variables", "shown"),
+    [
+        (lambda patch, _: patch.setattr(os, "pidfd_open", refused), {}, ("environ", "")),
+        *[(lambda patch, _, name=name: preload(patch, name), {}, ("environ", f"{name}=libm.so.6\0"))
+          for name in ("LD_PRELOAD", "LD_AUDIT")],
+        (lambda patch, _: patch.setenv(FORK, "0"), {}, ("environ", f"{FORK}=0\0")),
+        (lambda patch, _: patch.setenv(BLAS_THREADS, "2"), {}, ("environ", f"{BLAS_THREADS}=2\0")),
+        (lambda _, undo: mask(undo), {}, ("status", "Umask:\t00")),
+        (lambda _, undo: limit(resource.RLIMIT_AS, 1 << 40, undo), {}, ("limits", f"{1 << 40}")),
+        (lambda _, undo: limit(resource.RLIMIT_STACK, 4 << 20, undo), {}, ("limits", f"{4 << 20}")),
+        *[(lambda *_: None, {name: value}, ("environ", f"{name}={value}\0"))
+          for name, value in (("LD_BIND_NOW", "1"), ("PYTHONHASHSEED", "0"), ("MALLOC_ARENA_MAX", "1"))],
+    ],
+    ids=["no descriptors of processes", "LD_PRELOAD", "LD_AUDIT", "comparison", "threads", "umask", "address space",
+         "stack", "LD_BIND_NOW", "PYTHONHASHSEED", "MALLOC_ARENA_MAX"],
+)  # fmt: skip
+def test_what_a_forked_worker_would_not_have_needs_an_executed_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, ExitStack], None],
+    variables: dict[str, str], shown: tuple[str, str],
+) -> None:  # fmt: skip
     assert forked(start())
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    mask = os.umask(0o022)
-    try:
-        if limited == "umask":
-            os.umask(0o077 if mask != 0o077 else 0o027)
-        else:
-            resource.setrlimit(resource.RLIMIT_AS, (1 << 40, hard))
-        assert not forked(start())
-    finally:
-        os.umask(mask)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with ExitStack() as undo, monkeypatch.context() as patch:
+        change(patch, undo)
+        worker = start(**variables)
+        assert worker.versions["pid"] == worker.pid
+        assert parent_of(worker.pid) == os.getpid()
+        file, text = shown
+        assert text in Path(f"/proc/{worker.pid}/{file}").read_text()
 
 
 def _ignores_ends_of_children(pid: int) -> bool:
@@ -263,14 +271,6 @@ def test_a_new_folder_of_modules_is_found(agents: Agents, tmp_path: Path) -> Non
     assert agent.run("a_late_module:answer") == 7
 
 
-@pytest.mark.parametrize(("name", "value"), [("LD_BIND_NOW", "1"), ("PYTHONHASHSEED", "0"), ("MALLOC_ARENA_MAX", "1")])
-def test_a_variable_that_is_read_first_needs_an_executed_worker(start: Start, name: str, value: str) -> None:
-    assert forked(start())
-    worker = start(**{name: value})
-    assert not forked(worker)
-    assert f"{name}={value}\0" in Path(f"/proc/{worker.pid}/environ").read_text()
-
-
 def test_each_variable_that_is_read_first_forbids_a_fork(start: Start, tmp_path: Path) -> None:
     assert forked(start())
     environment = {BLAS_THREADS: "1", **os.environ}
@@ -285,23 +285,6 @@ def test_each_variable_that_is_read_first_forbids_a_fork(start: Start, tmp_path:
         assert worker is not None
         worker.kill()
         worker.wait()
-
-
-def test_other_limits_need_an_executed_worker(start: Start) -> None:
-    assert forked(start())
-    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (4 << 20, hard))
-    try:
-        worker = start()
-        assert not forked(worker)
-        assert "4194304" in Path(f"/proc/{worker.pid}/limits").read_text()
-    finally:
-        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
-
-
-def test_the_comparison_of_both_ways_can_ask_for_execution(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FORK, "0")
-    assert not forked(start())
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGSEGV, -11), (signal.SIGKILL, -9)])
@@ -394,10 +377,3 @@ def test_a_forked_copy_of_pytest_does_not_keep_the_parent(start: Start) -> None:
         with suppress(OSError):
             copy.close()
     assert forked(start())
-
-
-def test_the_process_of_a_forked_worker_is_no_child_of_this_one(start: Start) -> None:
-    worker = start()
-    assert isinstance(worker._process, LocalProcess)
-    assert isinstance(worker._process._process, ForkedWorker)
-    assert parent_of(worker.pid) != os.getpid()

@@ -15,11 +15,9 @@ import pytest
 
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.processes import worker_process
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
-from pytest_nixl.processes.worker_process import Worker, results, telling
 
 TESTS = str(Path(__file__).parents[2])
 
@@ -42,14 +40,6 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
     assert answer == {"name": "alpha", "word": "hello", "pid": survivor.worker.pid, "type": "nixl_agent"}
     assert answer["pid"] != os.getpid()
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
-
-
-def test_an_error_of_a_worker_that_serves_is_raised(survivor: NixlAgent) -> None:
-    function = "helpers.agent_functions:raise_error"
-    serving = survivor.worker.request("run", agent=survivor.ref, function=function, arguments={})
-    with pytest.raises(WorkerError, match="ValueError in rank 0"):
-        results([], serving=[serving])
-    assert survivor.worker.alive
 
 
 @pytest.mark.parametrize(
@@ -91,19 +81,6 @@ def test_function_that_fails_is_an_error_and_the_worker_survives(
         ("abort", {}, "was ended by SIGABRT", "Fatal Python error: Aborted"),
         ("crash", {}, "was ended by SIGSEGV", "Fatal Python error: Segmentation fault"),
         ("ucx_fatal", {}, "was ended by SIGABRT during 'run'", "a fatal error made by a test"),
-        (
-            "ucx_fatal",
-            # What UCX says when the interface of soft-RoCE goes down: tests/machines/test_two_machines.py.
-            {"words": "Fatal: receive completion[0] with error on rxe1/0x55b155109640: Work Request Flushed Error"},
-            "was ended by SIGABRT during 'run': rxe1 went down or was removed, and UCX aborts then",
-            "Work Request Flushed Error",
-        ),
-        (
-            "ucx_fatal",
-            {"words": "pthread_create() failed: Resource temporarily unavailable"},
-            "was ended by SIGABRT during 'run': the kernel starts no further process or thread",
-            "pthread_create",
-        ),
         ("leave", {"code": 3}, "ended with exit code 3", "it wrote nothing to stderr"),
     ],
 )
@@ -134,68 +111,6 @@ def test_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agent
     assert not agent.worker.alive
 
 
-#: What UCX writes for each try to lock memory beyond the limit of 64 KiB.
-REFUSED = (
-    "[1795616727.173610] [kept:557  :0]  ib_md.c:323  UCX  ERROR ibv_reg_mr(address=0x7f97ab800000, length=6291456, "
-    "access=0xf) failed: Cannot allocate memory : Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 "
-    "kbytes)"
-)
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_worker_whose_ucx_tries_for_ever_to_lock_memory_is_ended_before_its_deadline(
-    agents: Agents, monkeypatch: pytest.MonkeyPatch, together: bool
-) -> None:
-    # tests/machines/test_rdma_faults.py has the real UCX, in the step in which it does so.
-    monkeypatch.setattr(worker_process, "_ENDLESS_STEP", "run")
-    monkeypatch.setattr(worker_process, "_LOOK_SECONDS", 0.1)
-    patient, endless = agents.start_each(["patient", "endless"])
-    pending = [
-        agent.worker.request(
-            "run", agent=agent.ref, function="helpers.agent_functions:write_and_hang",
-            arguments={"line": REFUSED, "count": count},
-        )
-        for agent, count in ((patient, 99), (endless, 100))
-    ]  # fmt: skip
-    with pytest.raises(WorkerError) as caught:
-        results(pending) if together else pending[1].result()
-    assert f"(agent worker, pid {endless.worker.pid}) would never end 'run', and was ended: " in caught.value.reason
-    assert "UCX has tried 100 times to lock memory for an RDMA device, and a process may lock 64 kbytes" in str(
-        caught.value
-    )
-    assert caught.value.remedy.startswith("raise the limit: `ulimit -l unlimited`")
-    assert not caught.value.late
-    assert not endless.worker.alive
-
-
-#: A module that Python imports first: a stand-in for a slow file system or a busy machine.
-SLOW = "import time\ntime.sleep({seconds})\n"
-
-
-@pytest.mark.long
-def test_slow_start_has_a_separate_deadline(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=6))
-    with Agents(LocalHost(supervisor()), make_settings(timeout=5.0)) as started:
-        agent = started.start(environment={"PYTHONPATH": str(tmp_path)})
-        assert agent.worker.timeout == 5.0
-        agent.worker.timeout = 60.0  # the other steps may take longer on a busy machine
-        assert agent.get_plugin_list()
-
-
-@pytest.mark.long
-def test_worker_that_never_starts_is_ended_at_that_deadline(
-    make_settings: Callable[..., Settings], tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=600))
-    step = r"start \(import NIXL\) .* 2 s"
-    with Agents(LocalHost(supervisor()), make_settings(start_timeout=2.0)) as broken:
-        with pytest.raises(WorkerHungError, match=step) as caught:
-            broken.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert "--nixl-start-timeout" in caught.value.remedy
-    assert caught.value.late, "the machine may only be busy"
-    assert not broken._workers[0].alive
-
-
 def test_a_module_on_pythonpath_comes_before_one_beside_the_package(
     agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,47 +128,6 @@ def test_worker_that_ends_during_its_start_is_reported_immediately(agents: Agent
     assert not caught.value.late
 
 
-@pytest.mark.parametrize(
-    "crash", ["Fatal Python error: Aborted", "[a:1:0:1] Caught signal 11", "==== backtrace (tid: 1) ===="]
-)
-def test_the_last_line_of_a_crash_is_that_before_it(agents: Agents, tmp_path: Path, crash: str) -> None:
-    text = f"I0101 1: first\nit has no Fatal Python error and no == backtrace\n{crash}\nafter it\n"
-    code = f"import os, sys\nprint({text!r}, file=sys.stderr, flush=True)\nos._exit(3)\n"
-    (tmp_path / "sitecustomize.py").write_text(code)
-    with pytest.raises(WorkerDiedError, match="ended with exit code 3") as caught:
-        agents.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert caught.value.last_line == "it has no Fatal Python error and no == backtrace"
-
-
-def test_telling_leaves_out_tables_and_lines_without_a_warning() -> None:
-    said = (
-        "in I0101 10:00:00 a\nE0101 10:00:00 a\na | b\nin 2026-01-01 10:00:00 NIXL INFO a\n2026-01-01 1:0 NIXL WARN a"
-    )
-    noise = "I0101 10:00:00.5 a\n| a |\n+---+ \n2026-01-01 10:00:00 NIXL INFO a\n \n2026-01-01 10:00:00 NIXL DEBUG a"
-    assert telling(f"{noise}\n{said}\n{noise}") == said.splitlines()
-
-
-@pytest.mark.long
-def test_worker_that_is_stopped_by_a_signal_is_reported_as_stopped(agents: Agents) -> None:
-    agent = agents.start()
-    agent.worker.timeout = 0.5
-    os.kill(agent.worker.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerHungError, match=r"stopped by a signal.* 'get_plugin_list' of agent 'rank0-agent-"):
-        agent.get_plugin_list()
-
-
-@pytest.mark.long
-def test_late_partner_does_not_hide_the_error_that_ended_the_step(agents: Agents) -> None:
-    failing, late = agents.start_each(["failing", "late"])
-    pending = [
-        agent.worker.request("run", agent=agent.ref, function=f"helpers.agent_functions:{function}", arguments={})
-        for agent, function in ((late, "hang"), (failing, "raise_error"))
-    ]
-    with pytest.raises(WorkerError, match="ValueError in rank 0"):
-        results(pending)
-    assert not late.worker.alive
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
 def test_worker_that_was_killed_between_requests_is_named(agents: Agents, number: signal.Signals) -> None:
@@ -262,21 +136,6 @@ def test_worker_that_was_killed_between_requests_is_named(agents: Agents, number
     with pytest.raises(WorkerDiedError, match=f"was ended by {number.name}") as caught:
         agent.get_plugin_list()
     assert "Traceback" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("kills", "named"), [((0, 0), False), ((3, 3), False), ((0, 1), True), ((3, 4), True)])
-def test_killed_worker_names_the_limit_of_memory_if_the_kernel_has_ended_a_process_since(
-    monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], named: bool
-) -> None:
-    counted = list(kills)
-    monkeypatch.setattr(worker_process, "memory_kills", lambda: (counted[0], "1 GiB is the limit"))
-    worker = LocalHost(supervisor()).start("tool", {}, 60)
-    assert worker.versions["pid"] == worker.pid
-    counted.pop(0)
-    os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDiedError, match="was ended by SIGKILL") as caught:
-        worker.call("row_release", transfers=[])
-    assert ("1 GiB is the limit" in caught.value.reason) is named
 
 
 def test_error_of_nixl_is_reported_and_the_worker_survives(survivor: NixlAgent) -> None:
@@ -306,22 +165,6 @@ def test_backend_that_ucx_refuses_is_reported_with_the_message_of_nixl(agents: A
     assert "banana" in caught.value.detail
 
 
-def test_missing_backend_is_reported_with_the_existing_ones(agents: Agents) -> None:
-    with pytest.raises(WorkerError, match=r"NIXL has no plugin NOSUCH: it has .*UCX"):
-        agents.start(backends=["NOSUCH"])
-
-
-def test_nixl_that_cannot_be_loaded_is_reported_with_a_remedy(agents: Agents, tmp_path: Path) -> None:
-    # A stand-in, because other tests need the real NIXL.
-    (tmp_path / "nixl").mkdir()
-    (tmp_path / "nixl" / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
-    with pytest.raises(WorkerError) as caught:
-        agents.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert "rank 0" in caught.value.reason
-    assert "libcuda.so.1" in caught.value.reason
-    assert caught.value.remedy.startswith(f"rename {tmp_path}/nixl/__init__.py")
-
-
 @pytest.mark.long
 def test_package_is_that_of_the_loaded_nixl_if_another_is_installed(agents: Agents, tmp_path: Path) -> None:
     # A stand-in for what `pip install nixl` leaves: the records of a second wheel that is not loaded.
@@ -341,16 +184,6 @@ def test_the_loaded_ucx_says_its_version(survivor: NixlAgent) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", survivor.worker.versions["ucx"])
 
 
-def test_only_public_methods_and_known_commands_are_served(survivor: NixlAgent) -> None:
-    for method in ("_load_plugin_params", "agent", "__class__", "os.system"):
-        with pytest.raises(WorkerError, match="public method"):
-            survivor._call(method)
-    with pytest.raises(WorkerError, match="command 'system'"):
-        survivor.worker.call("system", line="true")
-    with pytest.raises(WorkerError, match="command '_keep'"):
-        survivor.worker.call("_keep")
-
-
 @pytest.mark.long
 def test_worker_with_a_ucx_backend_ends_without_an_error() -> None:
     worker = LocalHost(supervisor()).start("agent", {}, 60)
@@ -359,21 +192,6 @@ def test_worker_with_a_ucx_backend_ends_without_an_error() -> None:
     worker._send("exit")
     assert worker._process.wait(60) == 0
     worker.close()
-
-
-def test_late_answer_is_not_taken_for_a_later_one(survivor: NixlAgent) -> None:
-    given_up = survivor.worker.request(
-        "run", agent=survivor.ref, function="helpers.agent_functions:give_bytes", arguments={}
-    )
-    assert given_up.step == "run"
-    assert isinstance(survivor.get_plugin_list(), list)
-
-
-def test_agent_has_every_public_method_of_nixl_agent(survivor: NixlAgent) -> None:
-    public = survivor.run("helpers.agent_functions:public_methods")
-    # Memory views are device-side objects of NIXL 1.5, and remote descriptors a C++ detail: both cannot be references.
-    left_out = {"prep_mem_view", "release_mem_view", "get_remote_descs"}
-    assert [name for name in public if name not in left_out and not hasattr(NixlAgent, name)] == []
 
 
 def test_second_agent_in_a_worker_shares_its_options(agents: Agents) -> None:
@@ -389,33 +207,6 @@ def test_second_agent_in_a_worker_shares_its_options(agents: Agents) -> None:
     assert first.get_agent_metadata(), "the first agent still exists"
 
 
-@pytest.mark.long
-def test_agents_of_one_context_end_together(agents: Agents) -> None:
-    first, other = agents.start_each(["one", "other"])
-    assert first.worker.pid != other.worker.pid
-    with pytest.raises(WorkerError, match="NIXL has no plugin NONE"):
-        agents.start_each([None, None], backends=["NONE"])
-    assert first.worker.alive
-    with agents:
-        pass
-    assert not any(worker.alive for worker in agents._workers)
-
-
-@pytest.mark.long
-def test_a_worker_that_is_stopped_is_killed_without_asking(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped, again = (agent.worker for agent in agents.start_each([None, None]))
-    stopped.signal(signal.SIGSTOP)
-    again.signal(signal.SIGSTOP)
-    again.signal(signal.SIGCONT)
-    sent: list[int] = []
-    monkeypatch.setattr(Worker, "_send", lambda worker, command: sent.append(worker.pid))
-    for worker in (stopped, again):
-        worker.ask_to_end()
-        worker.close()
-        assert not worker.alive
-    assert sent == [again.pid]
-
-
 def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agents) -> None:
     agent, other = agents.start_each(["agent", "other"])
     agent.register(agent.allocate(4096))
@@ -424,10 +215,3 @@ def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agen
     assert len(connections) < len(agent.get_agent_metadata())
     with pytest.raises(WorkerError, match="list index out of range"):
         agent.run("helpers.agent_functions:empty_list")
-
-
-def test_worker_refuses_wrong_arguments(survivor: NixlAgent) -> None:
-    with pytest.raises(WorkerError, match=r"refused 'read': invalid arguments of 'read': size is '1': expected"):
-        survivor.worker.call("read", buffer=survivor.allocate(8).ref, offset=0, size="1")
-    with pytest.raises(WorkerError, match=r"refused 'row_release': invalid arguments .*: it has no field 'transfers'"):
-        survivor.worker.call("row_release")
