@@ -14,7 +14,7 @@ from helpers.pytester_run import run_pytest
 from pytest_nixl.core.forms import RATE_FORM, SIZE_FORM, TIME_FORM
 from pytest_nixl.judge.profiles import bundled_profiles
 from pytest_nixl.model.settings import OPTIONS, Option, Settings
-from pytest_nixl.session.options import TAKES_FLAGS, join_flags
+from pytest_nixl.session.options import TAKES_FLAGS, join_flags, report_ending
 from pytest_nixl.session.settings import read_settings
 
 Configure = Callable[..., pytest.Config]
@@ -46,7 +46,7 @@ WRONG: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("etcd_cert", NO_FILE, ("/nowhere/cert.pem",)),
     ("etcd_key", NO_FILE, ("/nowhere/key.pem",)),
     ("etcd_user", "the name or the password is missing (the value is not shown)",
-     (SECRET, f"{SECRET}:", f":{SECRET}", ":", "")),
+     (SECRET, f"{SECRET}:", f":{SECRET}", f":{SECRET}:x", ":", "")),
     ("etcd_listen", "{!r} names no port", ("", "host")),
     ("etcd_listen", "'host:0' has the port 0, which is not between 1 and 65535", ("host:0",)),
     ("ranks", COUNT, ("0", "-1", "two", "1.5", "", "³")),
@@ -61,6 +61,7 @@ WRONG: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("pairs", "0:1 is named twice", ("0:1,0:1",)),
     ("pattern", "'' is not a pattern", ("",)),
     ("pattern", "incst cannot be read: No such file or directory", ("incst",)),
+    ("pattern", "http://***@h cannot be read: No such file or directory", (f"http://u:{SECRET}@h",)),
     ("join_timeout", "{!r} is not above zero", ("0s",)),
     ("join_timeout", "{!r} is not a time", ("banana",)),
     ("lease", "{!r} is not a whole number of seconds from 2 to 3600", ("0", "1s", "6.5", "2h", "3601")),
@@ -185,6 +186,20 @@ WRONG: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("UCX:a=AccountKey=Eby8vdM",)),
 )  # fmt: skip
 
+#: Of an option: further texts that are accepted, and the value of each.
+ACCEPTED: tuple[tuple[str, str, object], ...] = (
+    ("ranks", "0000065536", 65_536), ("rank", "999999", 999_999), ("group", 64 * "x", 64 * "x"),
+    ("batch", " 4 ,1000000", (4, 1_000_000)), ("depth", "65536", (65_536,)), ("iterations", "auto", None),
+    ("iterations", "100000000", 100_000_000), ("warmup", "007", 7), ("min_launches", "auto", None),
+    ("duration", "0", 0.0), ("duration", "168h", 604_800.0), ("timeout", "2", 2.0), ("lease", "1h", 3600),
+    ("kv_tp", "4", (4, 4)), ("kv_tp", "4096:1", (4096, 1)), ("kv_dtype", "auto", None), ("kv_rate", "auto", None),
+    ("kv_rate", "0.001", 0.001), ("kv_rate", "1000000/s", 1e6), ("s3", "embedded", "embedded"),
+    ("s3", "container", "container"), ("s3", "container:moto:5", "container:moto:5"), ("level", "2", "standard"),
+    ("level", " Quick ", "quick"), ("gate", "TRUE", True), ("gate", "1", True), ("gate", "No", False),
+    ("gate", "0", False), ("gate", "", False), ("image", f"u:{SECRET}@h/nixl:1", "***@h/nixl:1"),
+    ("baseline", "/", "/"), ("baseline", "nixl:1", "nixl:1"), ("report", "a.html, b.csv", ("a.html", "b.csv")),
+)  # fmt: skip
+
 
 def sentence(result: pytest.RunResult) -> str:
     """Return the one sentence that refused a run; nothing else is written except pytest's own lines."""
@@ -212,12 +227,33 @@ def test_a_wrong_value_is_refused_with_its_fault_and_the_accepted_form(configure
         assert str(refused.value) == (text if ": expected " in text else f"{text}: expected {item.form}")
 
 
+def test_further_texts_are_accepted() -> None:
+    options = {item.field: item for item in OPTIONS}
+    values = [(field, text, options[field].parse(text)) for field, text, _ in ACCEPTED]
+    assert values == list(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("a.html", ".html"),
+        ("a.b.html", ".b.html"),
+        (".b.html", ".html"),
+        (".html", ""),
+        ("Makefile", "Makefile"),
+        ("a", ""),
+    ],
+)
+def test_a_report_has_the_longest_ending_of_its_name(name: str, ending: str) -> None:
+    assert report_ending(name, (".html", ".b.html", "Makefile", ".csv")) == ending
+
+
 @pytest.mark.parametrize(
     ("options", "row", "flags", "required"),
     [
         ({"blocks": "1024GiB"}, "1099511627776 bytes a block, batch 1, depth 1", "blocks", 2 * (1 << 40) + 1024),
         (
-            {"blocks": "1GiB", "batch": "1000,1", "depth": "4"},
+            {"blocks": "1GiB", "batch": "1000,1", "depth": "1,4"},
             "1073741824 bytes a block, batch 1000, depth 4",
             "blocks, --nixl-batch, --nixl-depth",
             2 * (4000 << 30) + 4000 * 1024,

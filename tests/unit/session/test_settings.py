@@ -122,6 +122,10 @@ def test_defaults(read: Read) -> None:
     settings = read()
     assert values_of(settings) == DEFAULTS
     assert (set(settings.sources.values()), settings.ignored) == ({"default"}, ())
+    shown = {"join_timeout": "300s", "timeout": "60s", "start_timeout": "180s"}
+    assert list(setting_lines(settings)) == [
+        f"{item.flag}={shown.get(item.field, item.default or 'none')} (default)" for item in OPTIONS
+    ]
     with pytest.raises(FrozenInstanceError):
         settings.gate = True  # type: ignore[misc]
 
@@ -221,6 +225,7 @@ def test_an_ini_value_wins_over_the_environment_and_that_over_the_default(read: 
              "NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL"],
         ),
         ({}, {}, {"NIXL_WORKER_TYPE": "NIXL"}, {}, []),
+        ({"memory": "DRAM:FILE,DRAM:DRAM"}, {}, {}, {"backend": ("UCX",)}, []),
         ({"level": "quick"}, {}, {}, {"blocks": (4 * KIB, 1024 * KIB, 65536 * KIB), "extended": False}, []),
         ({"level": "quick", "blocks": "2KiB"}, {}, {}, {"blocks": (2 * KIB,)}, []),
         ({"level": "1"}, {"blocks": "2KiB"}, {}, {"blocks": (2 * KIB,)}, []),
