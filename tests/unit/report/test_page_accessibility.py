@@ -24,6 +24,8 @@ from pytest_nixl.report.page import page
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
+pytest_plugins = ["frame_fixtures"]
+
 InFrame = Callable[..., str]
 ROOT = Path(__file__).parents[3]
 COMMAND = "pytest 'suites/bandwidth/test_bandwidth.py::test_row[UCX/WRITE]' --nixl-backend=UCX"

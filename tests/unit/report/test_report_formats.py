@@ -38,6 +38,8 @@ from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
+pytest_plugins = ["frame_fixtures"]
+
 InFrame = Callable[..., str]
 
 HOSTILE = "<script>alert('x')</script>&\"'|`*"

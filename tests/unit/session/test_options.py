@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
@@ -16,6 +17,8 @@ from pytest_nixl.judge.profiles import bundled_profiles
 from pytest_nixl.model.settings import OPTIONS, Option, Settings
 from pytest_nixl.session.options import TAKES_FLAGS, join_flags, report_ending
 from pytest_nixl.session.settings import read_settings
+
+pytest_plugins = ["settings_fixtures"]
 
 Configure = Callable[..., pytest.Config]
 
@@ -218,11 +221,9 @@ def sentence(result: pytest.RunResult) -> str:
 def test_a_wrong_value_is_refused_with_its_fault_and_the_accepted_form(configure: Configure, item: Option) -> None:
     rows = [(fault, values) for field, fault, values in WRONG if field == item.field]
     assert rows or item.switch, "an option has wrong values in this file"
-    config = configure()
     for fault, value in ((fault, value) for fault, values in rows for value in values):
-        setattr(config.option, item.ini, value)
         with pytest.raises(pytest.UsageError) as refused:
-            read_settings(config, {})
+            read_settings(configure({item.field: value}), {})
         text = f"{item.flag}: {fault.format(value)}"
         assert str(refused.value) == (text if ": expected " in text else f"{text}: expected {item.form}")
 
@@ -396,11 +397,12 @@ EXPECT = '[profile]\nname = "own"\n[[expect]]\n'
         ),
     ],
 )
-def test_a_wrong_profile_is_refused_in_one_sentence(configure: Configure, profile: str, fault: str) -> None:
-    config = configure({"profile": "own.toml"})
-    (config.rootpath / "own.toml").write_text(profile)
+def test_a_wrong_profile_is_refused_in_one_sentence(
+    configure: Configure, files: Path, profile: str, fault: str
+) -> None:
+    (files / "own.toml").write_text(profile)
     with pytest.raises(pytest.UsageError) as refused:
-        read_settings(config, {})
+        read_settings(configure({"profile": "own.toml"}), {})
     of_parser = re.sub(r"TOML \([^(]*", "TOML (… ", str(refused.value))
     assert of_parser == f"--nixl-profile: {fault}"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 
 import pytest
 from helpers.pytester_run import parse_config
@@ -17,6 +18,8 @@ from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, OPTIONS, AlternateIma
 from pytest_nixl.model.traffic_pattern import PatternChoice, RankPairing
 from pytest_nixl.session.given_options import given_options, printable_error
 from pytest_nixl.session.settings import changed_settings, read_settings, readable_settings, setting_lines
+
+pytest_plugins = ["settings_fixtures"]
 
 Read = Callable[..., Settings]
 Configure = Callable[..., pytest.Config]
@@ -131,13 +134,23 @@ def test_defaults(read: Read) -> None:
 
 
 @pytest.mark.parametrize("place", ["ini", "option"])
-def test_every_setting_is_an_option_that_wins_over_its_ini_value(read: Read, place: str) -> None:
+def test_every_setting_is_an_option_that_wins_over_its_ini_value(
+    pytester: pytest.Pytester, configure: Configure, files: Path, place: str
+) -> None:
+    """Pytest's own configuration and the double of the other tests say the same."""
     switches = {item.field for item in OPTIONS if item.switch}
-    worthless = {name: "no" if name in switches else "worthless: it is not even read" for name in SETTINGS}
     for texts in (TOGETHER, {APART: TEXTS[APART]}):
-        settings = read(ini=texts) if place == "ini" else read(texts, {name: worthless[name] for name in texts})
-        assert values_of(settings) == {**DEFAULTS, **{name: VALUES[name] for name in texts}}
-        assert settings.sources == {name: place if name in texts else "default" for name in SETTINGS}
+        options = {name: text for name, text in texts.items() if place == "option"}
+        worthless = {name: "no" if name in switches else "worthless: it is not even read" for name in options}
+        ini = worthless or texts
+        lines = [f"nixl_{name} = {text}" for name, text in ini.items()]
+        (files / "pytest.ini").write_text("\n".join(["[pytest]", *lines]))
+        flags = [item.flag if item.switch else f"{item.flag}={options[item.field]}"
+                 for item in OPTIONS if item.field in options]  # fmt: skip
+        for config in (parse_config(pytester, *flags), configure(options, ini)):
+            settings = read_settings(config, {})
+            assert values_of(settings) == {**DEFAULTS, **{name: VALUES[name] for name in texts}}
+            assert settings.sources == {name: place if name in texts else "default" for name in SETTINGS}
 
 
 def test_an_ini_value_wins_over_the_environment_and_that_over_the_default(read: Read) -> None:
@@ -288,13 +301,13 @@ def test_an_engine_sets_only_what_is_not_given_and_gives_no_threads_to_libfabric
         assert read({"agent": engine, "backend": "LIBFABRIC"}).threads is None
 
 
-def test_programs_that_options_name_are_absolute(read: Read, pytester: pytest.Pytester) -> None:
-    (pytester.path / "raw" / "fi_rma_bw").touch(0o644)
+def test_programs_that_options_name_are_absolute(read: Read, files: Path) -> None:
+    (files / "raw" / "fi_rma_bw").touch(0o644)
     assert read().programs == {}
-    (pytester.path / "bench").touch(0o755)
+    (files / "bench").touch(0o755)
     programs = read({"nixlbench": "./bench", "raw_tools_dir": "raw"}).programs
-    raw = str(pytester.path / "raw" / "ucx_perftest")
-    assert programs == {"nixlbench": str(pytester.path / "bench"), "ucx_perftest": raw}
+    raw = str(files / "raw" / "ucx_perftest")
+    assert programs == {"nixlbench": str(files / "bench"), "ucx_perftest": raw}
 
 
 def test_the_process_environment_is_read(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +397,6 @@ def test_a_comparison_without_scipy_is_refused(read: Read, monkeypatch: pytest.M
     assert str(caught.value) == expected_text
 
 
-def test_a_value_with_a_line_break_is_refused_in_one_line(pytester: pytest.Pytester) -> None:
-    config = parse_config(pytester, "--nixl-pattern=no such\nfile")
+def test_a_value_with_a_line_break_is_refused_in_one_line(read: Read) -> None:
     with pytest.raises(pytest.UsageError, match=r"^--nixl-pattern: no such\\nfile cannot be read"):
-        read_settings(config, environ={})
+        read({"pattern": "no such\nfile"})
