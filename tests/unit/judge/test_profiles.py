@@ -344,46 +344,6 @@ def test_bundled_profiles_are_the_files_of_the_package() -> None:
     assert "loopback" in bundled_profiles()
 
 
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-@pytest.mark.parametrize(
-    ("block", "floor"),
-    [(1, None), (4 * KIB - 1, None), (4 * KIB, 0.06e9), (MIB - 1, 0.06e9), (MIB, 0.6e9), (GIB, 0.6e9)],
-)
-def test_loopback_floors_are_a_twentieth_of_the_measured_bandwidth(op: str, block: int, floor: float | None) -> None:
-    expectation = load_profile("loopback").expectation(replace(KEY, op=op, block=block, batch=3, depth=5))
-    assert expectation is not None
-    assert expectation.floor == floor
-    assert expectation.ceiling == 640e9
-    assert expectation.transports == ("cma", "posix", "sysv")
-    assert floor is None or "sanity floor" in expectation.source
-    assert floor is None or "one two-core Linux machine" in expectation.source
-
-
-@pytest.mark.parametrize(("block", "floor"), [(4 * KIB, 0.0095e9), (MIB, 0.15e9)])
-def test_loopback_has_the_floors_of_tcp_for_libfabric_over_any_transport(block: int, floor: float) -> None:
-    key = replace(KEY, backend="LIBFABRIC", block=block)
-    expectation, over_tcp = load_profile("loopback").expectation(key), load_profile("tcp-loopback").expectation(key)
-    assert expectation is not None
-    assert over_tcp is not None
-    assert (expectation.floor, expectation.transports) == (floor, None)
-    assert (over_tcp.floor, over_tcp.transports) == (floor, ("tcp",))
-
-
-@pytest.mark.parametrize(
-    "key", [replace(KEY, block=GIB + 1), replace(KEY, memory=VRAM), replace(KEY, backend="LIBFABRIC", block=1024)]
-)
-def test_loopback_expects_nothing_of_other_rows(key: RowKey) -> None:
-    assert load_profile("loopback").expectation(key) is None
-
-
-@pytest.mark.parametrize(("block", "floor"), [(4 * KIB, None), (16 * MIB - 1, None), (16 * MIB, 10e9), (GIB, 10e9)])
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_h100_has_a_floor_between_gpus_that_pcie_gen5_reaches(op: str, block: int, floor: float | None) -> None:
-    expectation = load_profile("h100").expectation(RowKey("UCX", op, VRAM, block))
-    assert expectation is not None
-    assert (expectation.floor, expectation.ceiling, expectation.transports) == (floor, 3900e9, ("cuda_ipc",))
-
-
 def test_loopback_requires_only_checks_that_a_laptop_passes() -> None:
     assert load_profile("loopback").required == (
         "nixl-loads",

@@ -293,28 +293,6 @@ def test_a_percentage_is_never_rounded_to_the_bound(value: float, reference: flo
 
 
 @pytest.mark.parametrize(
-    ("block", "gigabytes", "transports", "verdict"),
-    [
-        (1000, 0.001, ("cma/memory",), Verdict.PASS),
-        (1000, 0.001, ("tcp/lo",), Verdict.WRONG_TRANSPORT),
-        (4096, 1.2, ("cma/memory",), Verdict.PASS),
-        (4096, 0.05, ("cma/memory",), Verdict.FAIL),
-        (4 << 20, 40, ("posix/memory",), Verdict.PASS),
-        (64 << 20, 0.5, ("cma/memory",), Verdict.FAIL),
-        (64 << 20, 12, ("cma/memory",), Verdict.PASS),
-        (64 << 20, 700, ("cma/memory",), Verdict.IMPLAUSIBLE),
-        (2 << 30, 12, ("cma/memory",), Verdict.NO_EXPECTATION),
-    ],
-)
-def test_rows_are_judged_by_the_loopback_profile(
-    block: int, gigabytes: float, transports: tuple[str, ...], verdict: Verdict
-) -> None:
-    key = replace(KEY, block=block)
-    row = Samples(key, (block * 100 / (gigabytes * 1e9),) * 4, (100,) * 4, (1e-3,), transports)
-    assert judge(row, load_profile("loopback").expectation(key)).verdict is verdict
-
-
-@pytest.mark.parametrize(
     ("values", "more"),
     [
         ((4,), False),
