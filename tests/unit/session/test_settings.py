@@ -121,6 +121,13 @@ def test_every_setting_has_a_text_in_this_file() -> None:
     assert all(VALUES[name] != DEFAULTS[name] for name in names - {"backend"})  # there is only one backend
 
 
+def test_ranks_may_differ_in_what_reaches_the_etcd_and_in_what_they_write() -> None:
+    assert " ".join(item.field for item in OPTIONS if item.per_rank) == (
+        "etcd etcd_server etcd_image etcd_cacert etcd_cert etcd_key etcd_user etcd_listen rank group_token log_dir "
+        "file_dir s3 nixlbench raw_tools_dir image store report"
+    )
+
+
 def test_defaults(read: Read) -> None:
     settings = read()
     assert values_of(settings) == DEFAULTS
@@ -266,13 +273,16 @@ def test_what_is_read(
 
 
 def test_a_default_that_depends_on_another_setting_names_it(read: Read) -> None:
-    settings = read({"level": "quick", "depth": "2"}, {"batch": "3"}, {"NIXL_TARGET_SEG_TYPE": "DRAM"})
+    settings = read(
+        {"level": "quick", "depth": "2", "backend_params": "UCX:a=1"}, {"batch": "3"}, {"NIXL_TARGET_SEG_TYPE": "DRAM"}
+    )
     assert list(changed_settings(settings)) == [
         "--nixl-memory=DRAM:DRAM (environment NIXL_TARGET_SEG_TYPE)",
         "--nixl-blocks=4KiB,1MiB,64MiB (default: three sizes at --nixl-level=quick)",
         "--nixl-batch=3 (ini)",
         "--nixl-depth=2",
         "--nixl-level=quick",
+        "--nixl-backend-params=UCX:a=1",
     ]
 
 
