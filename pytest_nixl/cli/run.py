@@ -381,9 +381,11 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
     shown: list[str] = []
     hide = False
     for argument in arguments:
-        flag, equals, _ = argument.partition("=")
-        shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else redact(argument))
-        hide = flag in secret and not equals
+        flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        shown.append(
+            "***" if hide else f"{flag}=***" if flag in secret and equals else f"{flag}{equals}{redact(value)}"
+        )
+        hide = argument in secret
     return shown
 
 
