@@ -196,9 +196,10 @@ LOOPBACK, SUITES = "--nixl-profile=loopback", str(ROOT / "suites")
         ("quick --backend=UCX -- --nixl-report=mine.csv", {}, f"{SUITES} {QUICK} {LOOPBACK} --nixl-report=mine.csv"),
         ("quick --backend=UCX -k 'a b'", {"PYTEST_ADDOPTS": "-q --nixl-report mine.csv"},
          f"{SUITES} {QUICK} {LOOPBACK} -k 'a b'"),
-        ("quick --backend=UCX -- --nixl-etcd-user=me:hunter22 --nixl-group-token hunter33 --nixl-etcd=http://me:hunter4@h:2",
-         {}, f"{SUITES} {QUICK} {LOOPBACK} {PAGE} '--nixl-etcd-user=***' --nixl-group-token '***' "
-         "'--nixl-etcd=http://***@h:2'"),
+        ("quick --backend=UCX -- --nixl-etcd-user=me:hunter22 --nixl-group-token hunter33 --my-token=hunter4 "
+         "--nixl-etcd=http://me:hunter5@h:2 http://me:hunter6@h", {},
+         f"{SUITES} {QUICK} {LOOPBACK} {PAGE} '--nixl-etcd-user=***' --nixl-group-token '***' '--my-token=***' "
+         "'--nixl-etcd=http://***@h:2' 'http://***@h'"),
         ("--as-given -- -k 'a b' --nixl-group-token=hunter22", {}, "-k 'a b' '--nixl-group-token=***'"),
     ],
 )  # fmt: skip
