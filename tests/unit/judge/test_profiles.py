@@ -31,7 +31,7 @@ KEY = RowKey("UCX", "WRITE", DRAM, 4 * KIB)
 
 GOOD = """
 [profile]
-name = "rack"
+name = " rack "
 summary = "two nodes"
 
 [required]
@@ -44,6 +44,8 @@ memory = ["DRAM:DRAM", "vram:VRAM"]
 blocks = "4KiB..512KiB"
 batch = [1, 8]
 depth = [2]
+notify = ["each", "last"]
+pages = ["base", "huge"]
 floor = "1.5 GB/s"
 ceiling = "100 Gb/s"
 p50 = "20 us"
@@ -88,6 +90,8 @@ def test_every_field_of_a_good_profile() -> None:
                 memory=(DRAM, VRAM),
                 batch=(1, 8),
                 depth=(2,),
+                notify=("each", "last"),
+                pages=("base", "huge"),
                 blocks=(4 * KIB, 512 * KIB),
                 floor=1.5e9,
                 ceiling=12.5e9,

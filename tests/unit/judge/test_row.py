@@ -392,6 +392,7 @@ EMULATED = {"protocol": "software emulation"}
         (KEY, ("efa",), "tcp/eth0", {}, {}, "UCX EFA"),
         (replace(KEY, backend="LIBFABRIC"), ("efa",), "tcp/eth0", {}, {}, "LIBFABRIC EFA"),
         (replace(KEY, backend="LIBFABRIC"), ("efa",), "efa-emulated/rdmap0", {}, {}, "LIBFABRIC emulated"),
+        (replace(KEY, backend="LIBFABRIC"), ("efa",), "efa-emulated", {}, {}, "LIBFABRIC emulated"),
         (replace(KEY, backend="MOONCAKE"), ("rdma",), "tcp/eth0", {}, {}, "own"),
         (VRAM, ("cuda_ipc",), "tcp/eth0", {}, {}, "UCX cuda_ipc UCX_TLS fabric"),
         (VRAM, ("cuda_ipc",), "shm/memory", {}, {}, "UCX cuda_ipc UCX_TLS"),

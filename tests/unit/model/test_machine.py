@@ -102,6 +102,7 @@ ONLY_EFA = "the profile accepts only efa or srd"
         (row(50.1, *RAILS), EFA_ONLY, P5, "IMPLAUSIBLE",
          "50 GB/s (400 Gb/s), the line rate of the 4 NICs of 100 Gb/s that carried it (rdmap79s0, rdmap80s0, "
          "rdmap81s0, rdmap82s0)"),
+        (row(50.1, *RAILS), EFA_ONLY, replace(P5, nics=4), "IMPLAUSIBLE", "rdmap80s0, rdmap81s0, rdmap82s0)"),
         (row(20, *RAILS), EFA_ONLY, POD, "IMPLAUSIBLE",
          "the line rate of all 1 NIC of 100 Gb/s that the profile knows"),
         # Unnamed cards are those that a GPU reaches; host memory reaches all.
