@@ -27,9 +27,6 @@ from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.charts import bandwidth as bandwidth_cards
-from pytest_nixl.report.charts import latency as latency_cards
-from pytest_nixl.report.charts import nice_step, time_text, value_axis
 from pytest_nixl.report.files import FORMATS, write_report
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.matrix import matrices
@@ -643,7 +640,7 @@ def test_the_filter_of_the_page_finds_a_row_by_all_its_ranks() -> None:
     assert 'data-rank="4 11"' in text
 
 
-def test_ranks_and_sizes_are_in_order_whatever_the_record_has() -> None:
+def test_ranks_are_in_order_whatever_the_record_has() -> None:
     pairs = [(16, 3), (8, 1), (3, 16), (1, 8)]
     for order in (pairs, pairs[::-1]):
         rows = {key("1MiB", "WRITE", f"{first}-{second}"): [1.0 + first] for first, second in order}
@@ -656,48 +653,3 @@ def test_ranks_and_sizes_are_in_order_whatever_the_record_has() -> None:
             if cell
         }
         assert measured == set(pairs)
-    sizes = {key(size): [float(number)] for number, size in enumerate(("4KiB", "64KiB", "1MiB"), 1)}
-    for draw in (bandwidth_cards, latency_cards):
-        first, second = (
-            draw(parse_recorded(record("image:1", dict(items)), "r.json"))
-            for items in (sizes.items(), reversed(sizes.items()))
-        )
-        assert first == second != []
-
-
-@pytest.mark.parametrize("value", [1.0, 1.01, 2.0, 2.3, 2.6, 4.9, 5.1, 9.9, 0.03, 7e9])
-def test_a_step_of_an_axis_is_the_least_round_number_that_is_large_enough(value: float) -> None:
-    rounds = [factor * 10.0**power for power in range(-3, 11) for factor in (1, 2, 2.5, 5)]
-    assert nice_step(value) == pytest.approx(min(step for step in rounds if step >= value))
-
-
-@pytest.mark.parametrize(
-    ("values", "ticks"), [((2.0, 900.0), (1, 10, 100, 1000)), ((10.0, 1e4), (10, 100, 1e3, 1e4, 1e5))]
-)
-def test_a_logarithmic_axis_has_a_name_at_each_power_of_ten(
-    values: tuple[float, ...], ticks: tuple[float, ...]
-) -> None:
-    axis = value_axis(values, str, "GB/s")
-    assert (axis.low, *axis.ticks[1:-1], axis.high) == ticks
-    assert value_axis((1.0, 30.0), str, "GB/s").ticks == (0.0, 10.0, 20.0, 30.0, 40.0)
-
-
-def test_charts_of_one_kind_have_one_scale_and_its_names_differ() -> None:
-    """Rows of tens of GB/s beside rows of some KB/s, as a mistake leaves them."""
-    fast, slow = (
-        {key(size, pair=pair): [rate] for size in ("64KiB", "1MiB")} for pair, rate in (("0-1", 40.0), ("1-0", 4e-6))
-    )
-    for rates in ({**fast, **slow}, slow):
-        cards = bandwidth_cards(parse_recorded(record("image:1", rates), "r.json"))
-        scales = {tuple(re.findall(r'text-anchor="end" x="60.0"[^>]*>([^<]+)', card.drawing)) for card in cards}
-        assert len(cards) > len(scales) == 1 or len(cards) == 1
-        [names] = scales
-        assert len(set(names)) == len(names) > 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.166919, "167 ms"), (3.71e-6, "3.71 µs"), (1.5, "1.5 s"), (9e-8, "90 ns"), (0.9995, "1 s"), (120.0, "120 s")],
-)
-def test_a_time_has_the_unit_that_fits_it(seconds: float, text: str) -> None:
-    assert time_text(seconds) == text
