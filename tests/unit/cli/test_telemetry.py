@@ -337,12 +337,6 @@ def test_what_is_not_metrics_of_nixl_is_one_sentence(
     assert [message in sentence for sentence in sentences] == [True, True]
 
 
-def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with metrics_server(lambda: VLLM, status=404) as port:
-        assert main(["telemetry", f"http://127.0.0.1:{port}/wrong", "--timeout=300"]) == COULD_NOT_RUN
-    assert f"http://127.0.0.1:{port}/wrong answers with HTTP status 404" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("text", "status"), [(VLLM, 404), (b"<html>", 200), (b"#" * ((16 << 20) + 1), 200)])
 def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_server(lambda: text, status=status) as port:
@@ -351,6 +345,7 @@ def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: py
             scrape(f"http://127.0.0.1:{port}/metrics?token=Sw0rdfish", 300)
     output = capsys.readouterr()
     assert f"http://127.0.0.1:{port}/metrics?token=***" in output.err
+    assert ("?token=*** answers with HTTP status 404" in output.err) is (status == 404)
     assert "Sw0rdfish" not in f"{output.out}{output.err}{error.value}"
 
 
@@ -428,33 +423,28 @@ def pours(connection: socket.socket, ended: threading.Event) -> None:
         connection.sendall(b"#" * 65536)
 
 
+def breaks_off(connection: socket.socket, _: threading.Event) -> None:
+    """End an answer before its length."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nagent_errors_total 0\n")
+
+
 @pytest.mark.parametrize(
-    ("talk", "message"),
+    ("talk", "seconds", "message"),
     [
-        (drips, "did not complete its answer within 1 s"),
-        (lambda _, ended: ended.wait(), "did not complete its answer within 1 s"),
+        (drips, 1, "did not complete its answer within 1 s"),
+        (lambda _, ended: ended.wait(), 1, "did not complete its answer within 1 s"),
+        (pours, 300, "has more than 16 MiB"),
+        (breaks_off, 300, "/metrics cannot be read: "),
     ],
-    ids=["drips", "silent"],
+    ids=["drips", "silent", "pours", "breaks-off"],
 )
-def test_an_answer_without_an_end_is_ended_at_the_deadline(
-    talk: Callable[[socket.socket, threading.Event], None], message: str, capsys: pytest.CaptureFixture[str]
+def test_an_answer_without_an_end_is_ended_at_the_deadline_or_its_limit(
+    talk: Callable[[socket.socket, threading.Event], None],
+    seconds: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with talking(talk) as port:
-        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=1"]) == COULD_NOT_RUN
+        assert main(["telemetry", f"127.0.0.1:{port}", f"--timeout={seconds}"]) == COULD_NOT_RUN
     assert message in capsys.readouterr().err
-
-
-def test_an_endless_fast_answer_is_ended_at_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    with talking(pours) as port:
-        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=300"]) == COULD_NOT_RUN
-    assert "has more than 16 MiB" in capsys.readouterr().err
-
-
-def test_an_answer_that_breaks_off_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    def breaks_off(connection: socket.socket, _: threading.Event) -> None:
-        connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nagent_errors_total 0\n")
-
-    with talking(breaks_off) as port:
-        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=300"]) == COULD_NOT_RUN
-    assert "/metrics cannot be read: " in capsys.readouterr().err
