@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats  # noqa: F401 - its import takes seconds: let no test wait for it
 from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.cli import main

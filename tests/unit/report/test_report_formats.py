@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import scipy.stats  # noqa: F401 - its import takes seconds: let no test wait for it
 from helpers.browser import open_page
 from helpers.cli_run import bandwidth, junit_suite, profile
 from helpers.records import key, record
