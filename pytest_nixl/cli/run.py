@@ -377,13 +377,18 @@ def _pytest() -> list[str]:
 
 def _without_secrets(arguments: Sequence[str]) -> list[str]:
     """Hide passwords and tokens in what is printed."""
-    secret = {option.flag for option in OPTIONS if option.secret}
+    options = {option.flag: option for option in OPTIONS}
+    secret = {flag for flag, option in options.items() if option.secret}
     shown: list[str] = []
     hide = False
     for argument in arguments:
-        flag, equals, _ = argument.partition("=")
-        shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else redact(argument))
-        hide = flag in secret and not equals
+        flag, equals, value = argument.partition("=")
+        if hide or (flag in secret and equals):
+            shown.append("***" if hide else f"{flag}=***")
+        else:
+            # The user and password of a URL are hidden with all that is before them, and so with the option's name.
+            shown.append(f"{flag}{equals}{redact(value)}" if flag in options else redact(argument))
+        hide = argument in secret
     return shown
 
 

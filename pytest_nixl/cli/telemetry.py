@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
             print(line)
         if unknown:
             print(f"transport: unknown, because {unknown}")
-        print(f"{verdict}: {_reason(bounded, len(failed), verdict)}")
+        print(f"{verdict}: {_reason(bounded, len(judged), len(failed), verdict)}")
     return int(bool(failed))
 
 
@@ -131,7 +131,9 @@ def _verdict(judged: list[Verdict], failed: list[Verdict]) -> str:
     return "PASS" if Verdict.PASS in judged else NOTHING_CHECKED
 
 
-def _reason(bounded: list[EndpointValue], failed: int, verdict: str) -> str:
+def _reason(bounded: list[EndpointValue], judged: int, failed: int, verdict: str) -> str:
+    if not bounded and failed:
+        return f"{failed} of {judged} questions {'has' if failed == 1 else 'have'} no answer"
     if not bounded:
         return {
             "WARN": "at least one answer needs a look: see its remedy",

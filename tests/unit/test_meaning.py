@@ -168,17 +168,6 @@ def test_the_rate_of_an_interface_is_in_bytes_per_second(tmp_path: Path, speed: 
     assert nic.addresses == ("10.0.0.1/16",)
 
 
-def test_a_figure_with_other_labels_is_another_metric() -> None:
-    measured = [
-        Figure.of("registration", seconds, {"backend": "UCX", "count": 1, "size": size})
-        for seconds, size in ((1e-3, 4096), (2e-3, 8192), (3e-3, 4096))
-    ]
-    result = Result("x", "y", Verdict.PASS, measured=tuple(measured))
-    text = metrics_text(RunReport(recorded(result)))
-    [family] = [family for family in text_string_to_metric_families(text) if family.name == "nixl_figure_seconds"]
-    assert sorted(sample.value for sample in family.samples) == [2e-3, 3e-3], "the last of the same labels counts"
-
-
 @pytest.mark.parametrize(
     ("unit", "suffix"),
     [

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -70,6 +71,7 @@ def _accept(extension: Extension, loaded: Any) -> Check:
     if loaded.id != extension.name:
         raise extension.fault(f"has another id in its code, {loaded.id!r}")
 
+    @wraps(loaded.judge)  # its module says that it is of another package
     def judge_guarded(facts: Facts, expected: Requirements) -> Judgement:
         try:
             judgement = extension.call(lambda: loaded.judge(facts, expected))

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,10 @@ class Ended:
     out: str
     err: str
 
-    def verdicts(self) -> list[str]:
-        return [line.split()[-1] for line in self.out.splitlines() if line.startswith(("LIBFABRIC ", "UCX ", "POSIX "))]
+    def verdicts(self) -> str:
+        """Return the verdicts of the rows in their order, such as ``2 FAIL, 13 PASS``."""
+        rows = [line.split()[-1] for line in self.out.splitlines() if line.startswith(("LIBFABRIC ", "UCX ", "POSIX "))]
+        return ", ".join(f"{len([*alike])} {verdict}" for verdict, alike in groupby(rows))
 
 
 class Command:
@@ -100,24 +103,6 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return Command(tmp_path, capsys, monkeypatch)
 
 
-def test_a_run_whose_transport_is_logged_passes(command: Command) -> None:
-    command.machine(nics(32))
-    ended = command.judge(command.file("p5.out", P5_LOGGED), "--gate")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.verdicts() == ["PASS"] * 15
-    assert ended.out.endswith("NIXL gate: PASS (15 PASS; 15 rows measured)\n")
-
-
-def test_the_same_table_is_implausible_for_one_card(command: Command) -> None:
-    command.machine(nics(1))
-    ended = command.judge(P5)
-    assert ended.code == 1
-    # Rows of 1 MiB and more exceed the 12.5 GB/s of one card.
-    assert ended.verdicts() == ["UNKNOWN"] * 8 + ["IMPLAUSIBLE"] * 7
-    limit = "12.5 GB/s (100 Gb/s), the line rate of the network cards that one GPU there reaches"
-    assert f"46.9 GB/s (376 Gb/s) is over the ceiling of {limit}\n" in ended.out
-
-
 HUNDRED_MEGABYTES = 100_000_000
 
 
@@ -131,89 +116,102 @@ def implausible_table() -> str:
     return head + f"{HUNDRED_MEGABYTES}           1              284.980000     0.3   1.0 1.0 0.1 0.2 0.1 0.2\n"
 
 
-@pytest.mark.parametrize("transports", ['transports = ["srd", "rc"]', ""])
-@pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
-def test_the_reported_row_is_implausible_on_one_adapter(command: Command, transports: str, backend: str) -> None:
-    command.machine(nics(1))
-    profile = PROFILE.replace("LIBFABRIC", backend).replace('transports = ["efa"]', transports)
-    ended = command.judge(command.file("seeds.out", implausible_table()), profile=profile)
-    assert ended.code == 1
-    # The expectations of the profile must not hide an implausible row.
-    assert ended.verdicts() == ["IMPLAUSIBLE"]
-    assert (
-        "IMPLAUSIBLE: UCX WRITE VRAM:VRAM of 100000000B: 285 GB/s (2280 Gb/s) is over the ceiling of "
-        "12.5 GB/s (100 Gb/s)"
-    ) in ended.out
+def fixture(*names: str) -> str:
+    return "".join((FIXTURES / "nixlbench" / name).read_text() for name in names)
 
 
-def test_the_transport_is_unknown_if_it_is_not_logged(command: Command) -> None:
-    command.machine(nics(32))
-    loose, strict = command.judge(P5), command.judge(P5, "--gate")
-    assert (loose.code, strict.code) == (0, 1)
-    assert loose.verdicts() == strict.verdicts() == ["UNKNOWN"] * 15
+REPORTED = (
+    "IMPLAUSIBLE: UCX WRITE VRAM:VRAM of 100000000B: 285 GB/s (2280 Gb/s) is over the ceiling of 12.5 GB/s (100 Gb/s)"
+)
+ONE_CARD = (
+    "46.9 GB/s (376 Gb/s) is over the ceiling of 12.5 GB/s (100 Gb/s), the line rate of the network cards that one GPU "
+    "there reaches\n"
+)
+UNTIMED = P5_LOGGED.replace("46.948036      1429.4", "inf            0.0   ")
+CORRUPT = f"{P5_LOGGED}Consistency check failed for iov 0:0\nConsistency check failed\n"
+ERROR = "ERROR nixlbench: nixlbench says: "
 
 
-def test_a_transport_that_the_profile_does_not_accept_is_wrong(command: Command) -> None:
-    ended = command.judge(command.file("p5.out", P5_LOGGED), profile=PROFILE.replace('["efa"]', '["tcp"]'))
-    assert ended.code == 1
-    assert ended.verdicts() == ["WRONG-TRANSPORT"] * 15
+@pytest.mark.parametrize(
+    ("machine", "text", "changes", "code", "verdicts", "message"),
+    [
+        (nics(32), P5_LOGGED, {}, 0, "15 PASS", "NIXL verdict: PASS (15 PASS; 15 rows measured)\n"),
+        # Rows of 1 MiB and more exceed the 12.5 GB/s of one card. The transport is not logged.
+        (nics(1), P5.read_text(), {}, 1, "8 UNKNOWN, 7 IMPLAUSIBLE", ONE_CARD),
+        # The expectations of the profile must not hide an implausible row.
+        *((nics(1), implausible_table(), {"LIBFABRIC": backend, 'transports = ["efa"]': transports}, 1,
+           "1 IMPLAUSIBLE", REPORTED)
+          for backend in ("UCX", "LIBFABRIC") for transports in ('transports = ["srd", "rc"]', "")),
+        (nics(32), P5.read_text(), {}, 0, "15 UNKNOWN", ""),
+        (None, P5_LOGGED, {'["efa"]': '["tcp"]'}, 1, "15 WRONG-TRANSPORT", ""),
+        (None, P5_LOGGED, {"0.1 GB/s": "0.3 GB/s"}, 1, "2 FAIL, 13 PASS", ""),
+        (None, P5.read_text(), {'floor = "7.5 GB/s"': 'ceiling = "46 GB/s"'}, 1, "14 UNKNOWN, 1 IMPLAUSIBLE",
+         "is over the ceiling of 46 GB/s (368 Gb/s) that the profile gives"),
+        # From 32 MiB on, one part alone took longer than the limit for the whole transfer.
+        (None, P5_LOGGED, {'floor = "7.5 GB/s"': 'floor = "7.5 GB/s"\np99 = "500 us"'}, 1,
+         "8 PASS, 5 UNKNOWN, 2 FAIL",
+         "the p99 latency of one part of the transfer, 747 us, is 149 % of the bound"),
+        (None, fixture("01_normal.rank_a.out"), {}, 0, "15 NO-EXPECTATION", ""),
+        (nics(1), fixture("06_posix_write.out"), {}, 0, "15 NO-EXPECTATION", "WRITE  DRAM:FILE"),
+        # The cards of one GPU do not limit host memory.
+        (nics(32, rate=1e8), fixture("01_normal.rank_a.out"), {}, 0, "15 NO-EXPECTATION", ""),
+        (nics(1, rate=1e8), fixture("01_normal.rank_a.out"), {}, 1,
+         "2 IMPLAUSIBLE, 1 NO-EXPECTATION, 12 IMPLAUSIBLE", ""),
+        # Nor do cards limit a row within a host, or one that may have gone by a transport that the profile accepts.
+        (nics(1, rate=1e6), fixture("20_asio.rank_a.out"), {}, 0, "1 NO-EXPECTATION", ""),
+        (nics(1, rate=1e6), P5.read_text(), {'["efa"]': '["efa", "cuda_ipc"]'}, 0, "15 UNKNOWN", ""),
+        (None, P5_LOGGED[:-100], {}, 1, "14 PASS, 1 MISSING",
+         "MISSING LIBFABRIC/WRITE/VRAM:VRAM/64MiB/batch1/depth1/0-1"),
+        (None, P5_LOGGED[:-100], {}, 1, "14 PASS, 1 MISSING", "the text ends within a line"),
+        (None, UNTIMED, {}, 1, "14 PASS, 1 ERROR", ""),
+        (None, CORRUPT, {}, 1, "15 PASS", "CORRUPT nixlbench: nixlbench says: Consistency check failed for iov 0:0"),
+        (None, fixture("01_normal.rank_b.out"), {}, 1, "",
+         "MISSING bandwidth: nixlbench printed no row: this is the output of rank 1"),
+        (None, fixture("03_unresolvable_host.out", "03_unresolvable_host.err"), {}, 1, "",
+         f"{ERROR}Failed to acquire lock: the target uri is not valid"),
+        (None, fixture("04_etcd_down.err"), {}, 1, "", f"{ERROR}Failed to acquire lock: connections to all"),
+        (None, fixture("09_alone.out", "09_alone.err"), {}, 1, "", f"{ERROR}Error in barrier wait"),
+        (None, fixture("07_racy_same_rank.rank_a.out", "07_racy_same_rank.rank_b.out"), {}, 1, "",
+         f"{ERROR}two processes registered as rank 0 of 2"),
+    ],
+)  # fmt: skip
+def test_each_row_of_an_output_of_nixlbench_has_a_verdict(
+    command: Command,
+    machine: Machine | None,
+    text: str,
+    changes: dict[str, str],
+    code: int,
+    verdicts: str,
+    message: str,
+) -> None:
+    profile = PROFILE
+    for old, new in changes.items():
+        profile = profile.replace(old, new)
+    if machine is not None:
+        command.machine(machine)
+    ended = command.judge(command.file("run.out", text), profile=profile)
+    assert (ended.code, ended.err) == (code, "")
+    assert ended.verdicts() == verdicts
+    assert message in ended.out
+    assert ("    remedy: " in ended.out) >= message.startswith(("ERROR", "MISSING bandwidth"))
+    strict = command.judge(command.file("run.out", text), "--gate", profile=profile)
+    assert (strict.code, strict.verdicts()) == (int(text != P5_LOGGED or bool(code)), verdicts)
+    assert strict.out.splitlines()[-1].startswith(f"NIXL gate: {'FAIL' if strict.code else 'PASS'} (")
 
 
-def test_rows_far_below_their_floor_fail(command: Command) -> None:
-    ended = command.judge(command.file("p5.out", P5_LOGGED), profile=PROFILE.replace("0.1 GB/s", "0.3 GB/s"))
-    assert ended.code == 1
-    assert ended.verdicts() == ["FAIL"] * 2 + ["PASS"] * 13
-
-
-def test_a_row_over_the_ceiling_of_the_profile_is_implausible(command: Command) -> None:
-    ended = command.judge(P5, profile=PROFILE.replace('floor = "7.5 GB/s"', 'ceiling = "46 GB/s"'))
-    assert ended.verdicts() == ["UNKNOWN"] * 14 + ["IMPLAUSIBLE"]
-    assert "is over the ceiling of 46 GB/s (368 Gb/s) that the profile gives" in ended.out
-
-
-def test_latency_limits_are_judged_if_the_table_has_the_figure(command: Command) -> None:
-    bounded = PROFILE.replace('floor = "7.5 GB/s"', 'floor = "7.5 GB/s"\np99 = "500 us"')
-    ended = command.judge(command.file("p5.out", P5_LOGGED), profile=bounded)
-    # From 32 MiB on, one part alone took longer than the limit for the whole transfer.
-    assert ended.verdicts() == ["PASS"] * 8 + ["UNKNOWN"] * 5 + ["FAIL"] * 2
-    assert "the p99 latency of one part of the transfer, 747 us, is 149 % of the bound" in ended.out
-
-
-def test_rows_without_an_expectation_have_their_own_verdict(command: Command) -> None:
-    ended = command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out")
-    assert (ended.code, ended.verdicts()) == (0, ["NO-EXPECTATION"] * 15)
-    assert command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out", "--gate").code == 1
-
-
-def test_rows_of_files_are_not_judged_by_the_network(command: Command) -> None:
-    command.machine(nics(1))
-    ended = command.judge(FIXTURES / "nixlbench" / "06_posix_write.out")
-    assert ended.verdicts() == ["NO-EXPECTATION"] * 15
-    assert "POSIX      WRITE  DRAM:FILE" in ended.out or "POSIX    WRITE  DRAM:FILE" in ended.out
-
-
-def test_the_nics_of_one_gpu_do_not_limit_host_memory(command: Command) -> None:
-    command.machine(nics(32, rate=1e8))
-    assert command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out").verdicts() == ["NO-EXPECTATION"] * 15
-    command.machine(nics(1, rate=1e8))
-    assert "IMPLAUSIBLE" in command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out").verdicts()
-
-
-def test_the_nics_do_not_limit_a_row_within_a_host(command: Command) -> None:
-    command.machine(nics(1, rate=1e6))
-    asio = FIXTURES / "nixlbench" / "20_asio.rank_a.out"
-    assert command.judge(asio).verdicts() == ["NO-EXPECTATION"]
-    # A row whose transport is not known may have gone by a transport that the profile accepts.
-    ended = command.judge(P5, profile=PROFILE.replace('["efa"]', '["efa", "cuda_ipc"]'))
-    assert ended.verdicts() == ["UNKNOWN"] * 15
-
-
-def test_rows_that_were_not_printed_are_missing(command: Command) -> None:
-    ended = command.judge(command.file("cut.out", P5_LOGGED[:-100]))
-    assert ended.code == 1
-    assert "MISSING LIBFABRIC/WRITE/VRAM:VRAM/64MiB/batch1/depth1/0-1" in ended.out
-    assert "the text ends within a line" in ended.out
-    assert ended.out.endswith("(14 PASS, 1 MISSING; 14 rows measured)\n")
+@pytest.mark.parametrize(
+    ("text", "profile", "code", "verdicts"),
+    [
+        (P5_LOGGED, "p5.48xlarge", 0, "15 PASS"),
+        (P5.read_text(), "a10g-efa100", 1, "8 NO-EXPECTATION, 7 IMPLAUSIBLE"),
+        (implausible_table(), "h100-hyperpod", 1, "1 IMPLAUSIBLE"),
+    ],
+)
+def test_recorded_runs_are_judged_by_the_profiles_of_machines(
+    command: Command, text: str, profile: str, code: int, verdicts: str
+) -> None:
+    ended = command.run("profile", "judge", "--nixlbench", command.file("run.out", text), profile)
+    assert (ended.code, ended.verdicts()) == (code, verdicts)
 
 
 def test_an_output_cut_off_at_any_line_never_passes(command: Command) -> None:
@@ -222,40 +220,6 @@ def test_an_output_cut_off_at_any_line_never_passes(command: Command) -> None:
     codes = [command.judge(command.file("cut.out", "".join(lines[:end]))).code for end in range(len(lines))]
     # The first five lines could come from any program. From the sixth on, it is incomplete output of nixlbench.
     assert codes == [2] * 6 + [1] * (len(lines) - 6)
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (["01_normal.rank_b.out"], "MISSING bandwidth: nixlbench printed no row: this is the output of rank 1"),
-        (["03_unresolvable_host.out", "03_unresolvable_host.err"],
-         "ERROR nixlbench: nixlbench says: Failed to acquire lock: the target uri is not valid"),
-        (["04_etcd_down.err"], "ERROR nixlbench: nixlbench says: Failed to acquire lock: connections to all"),
-        (["09_alone.out", "09_alone.err"], "ERROR nixlbench: nixlbench says: Error in barrier wait"),
-        (["07_racy_same_rank.rank_a.out", "07_racy_same_rank.rank_b.out"],
-         "ERROR nixlbench: nixlbench says: two processes registered as rank 0 of 2"),
-    ],
-)  # fmt: skip
-def test_a_run_that_failed_fails(command: Command, files: list[str], message: str) -> None:
-    text = "".join((FIXTURES / "nixlbench" / name).read_text() for name in files)
-    ended = command.judge(command.file("run.out", text))
-    assert (ended.code, ended.err) == (1, "")
-    assert message in ended.out
-    assert "    remedy: " in ended.out
-
-
-def test_a_failed_comparison_of_bytes_is_corrupt(command: Command) -> None:
-    text = P5_LOGGED + "Consistency check failed for iov 0:0\nConsistency check failed\n"
-    ended = command.judge(command.file("run.out", text))
-    assert ended.code == 1
-    assert "CORRUPT nixlbench: nixlbench says: Consistency check failed for iov 0:0" in ended.out
-
-
-def test_an_infinite_bandwidth_is_an_error(command: Command) -> None:
-    text = P5_LOGGED.replace("46.948036      1429.4", "inf            0.0   ")
-    ended = command.judge(command.file("run.out", text))
-    assert ended.code == 1
-    assert ended.verdicts() == ["PASS"] * 14 + ["ERROR"]
 
 
 @pytest.mark.parametrize(
@@ -298,85 +262,112 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(
     assert err.startswith("pytest-nixl")
 
 
-def test_a_profile_is_shown(command: Command) -> None:
+#: Further tables of a profile, none of which concerns output of nixlbench.
+MORE = (
+    """
+[required]
+checks = ["nixl-loads", "bandwidth"]
+
+[image]
+plugins = ["UCX", "LIBFABRIC"]
+etcd_uri_patch = false
+
+[versions]
+nixl = ">=1.0"
+ucx = ">=1.19"
+
+[[bound]]
+figure = "kv-request-p50"
+op = ["READ"]
+tokens = [8192]
+at_most = "50 ms"
+at_least = "1 ms"
+source = "our service level"
+
+[[accept]]
+id = "NIXL-ETCD-STALE-KEY"
+reason = "no agent dies here"
+expires = 2999-01-31
+
+[[reference]]
+backend = "UCX"
+op = "READ"
+memory = "VRAM:VRAM"
+blocks = "1MiB"
+bandwidth = "280 GB/s"
+latency = "0.230 ms"
+plausible = false
+note = "expected, not measured"
+source = """
+    + '"""a page\n\nand another"""'
+    + """
+
+[[reference]]
+p50 = "3 us"
+p99 = "4 us"
+source = "a log"
+"""
+)
+
+
+def test_a_profile_is_shown_with_every_table(command: Command) -> None:
     command.machine(nics(32))
-    path = command.file(
-        "rack.toml",
-        PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]\nnotify = ["each"]\nraw = "0.5"'),
-    )
+    first = 'floor = "0.1 GB/s"\nbatch = [1, 2]\nnotify = ["each"]\nraw = "0.5"'
+    second = 'floor = "7.5 GB/s"\nceiling = "50 GB/s"\np50 = "2 ms"\np99 = "3 ms"'
+    changed = PROFILE.replace('floor = "0.1 GB/s"', first).replace('floor = "7.5 GB/s"', second) + MORE
+    path = command.file("rack.toml", changed)
     assert command.run("profile", "show", path) == Ended(
         0,
         f"""rack: two nodes
 from {path}
-required checks: none
+required checks: nixl-loads, bandwidth
 machine: 32 NICs of 12.5 GB/s (100 Gb/s) each (efa), 8 H100 GPUs, 4 of the NICs for each GPU
     source: made by a test
+plugins that must load: UCX, LIBFABRIC
+etcd's client library must not skip the validation of addresses
+versions: NIXL >=1.0; UCX >=1.19
 
 LIBFABRIC WRITE VRAM:VRAM 4KiB..512KiB batch 1,2 notify each pages huge
     at least 0.1 GB/s (0.8 Gb/s), over efa, raw: at least 50 % of what the raw tool moves
     source: half of what was recorded
 
 LIBFABRIC WRITE VRAM:VRAM 1MiB..1GiB
-    at least 7.5 GB/s (60 Gb/s), over efa
+    at least 7.5 GB/s (60 Gb/s), at most 50 GB/s (400 Gb/s), p50 at most 2000 us, p99 at most 3000 us, over efa
     source: half of what was recorded
+
+kv-request-p50 of any backend, op READ, any memory, any way, any model, tokens 8192
+    at most 50 ms, at least 1 ms
+    source: our service level
+accepted until 2999-01-31: NIXL-ETCD-STALE-KEY: no agent dies here
+
+for reference only: UCX READ VRAM:VRAM 1MiB: 280 GB/s (2240 Gb/s), latency 230 us (implausible)
+    expected, not measured
+    source: a page
+    source: and another
+
+for reference only: any backend any operation any memory: p50 3 us, p99 4 us
+    source: a log
 """,
         "",
     )
-
-
-def test_the_bounds_of_a_profile_are_shown_and_do_not_concern_output_of_nixlbench(command: Command) -> None:
-    bound = (
-        '\n[[bound]]\nfigure = "kv-request-p50"\nop = ["READ"]\ntokens = [8192]\nat_most = "50 ms"\n'
-        'source = "our service level"\n'
+    command.machine(nics(1))
+    assert (
+        "machine: 1 NIC of 12.5 GB/s (100 Gb/s) each (efa), 8 H100 GPUs\n" in command.run("profile", "show", path).out
     )
-    path = command.file("rack.toml", PROFILE + bound)
-    shown = command.run("profile", "show", path).out
-    assert shown.endswith(
-        "\nkv-request-p50 of any backend, op READ, any memory, any way, any model, tokens 8192\n    at most 50 ms\n"
-        "    source: our service level\n"
-    )
-    judged = [
-        command.run("profile", "judge", "--nixlbench", command.file("p5.out", P5_LOGGED), name)
-        for name in (path, command.file("plain.toml", PROFILE))
-    ]
-    assert judged[0].verdicts() == judged[1].verdicts() != []
-
-
-def test_the_recorded_p5_run_passes_with_the_bundled_profile(command: Command) -> None:
-    path = command.file("p5.out", P5_LOGGED)
-    ended = command.run("profile", "judge", "--gate", "--nixlbench", path, "p5.48xlarge")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith("NIXL gate: PASS (15 PASS; 15 rows measured)\n")
-
-
-def test_the_recorded_p5_run_is_implausible_with_the_profile_of_one_rail(command: Command) -> None:
-    ended = command.run("profile", "judge", "--nixlbench", str(P5), "a10g-efa100")
-    assert ended.code == 1
-    assert ended.verdicts().count("IMPLAUSIBLE") == 7
-
-
-def test_the_reported_row_is_implausible_with_the_profile_of_its_machine(command: Command) -> None:
-    ended = command.run(
-        "profile", "judge", "--nixlbench", command.file("seeds.out", implausible_table()), "h100-hyperpod"
-    )
-    assert (ended.code, ended.verdicts()) == (1, ["IMPLAUSIBLE"])
+    output = command.file("p5.out", P5_LOGGED)
+    judged = [command.run("profile", "judge", "--nixlbench", output, command.file(name, text)).verdicts()
+              for name, text in (("plain.toml", PROFILE), ("more.toml", PROFILE + MORE))]  # fmt: skip
+    assert judged[0] == judged[1] != ""
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
 def test_every_bundled_profile_is_shown(command: Command, name: str) -> None:
     ended = command.run("profile", "show", name)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith(f"{name}: ")
     profile = load_profile(name)
+    assert ended.out.startswith(f"{name}: {profile.summary}\nfrom {name}.toml of pytest-nixl\n")
     assert ended.out.count("\nfor reference only: ") == len(profile.references)
     assert ("\nmachine: " in ended.out) is (profile.machine is not None)
-
-
-def test_the_default_profile_is_shown(command: Command) -> None:
-    ended = command.run("profile", "show", "loopback")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("loopback: two processes of one host, host memory\nfrom loopback.toml of pytest-nixl\n")
-    assert "UCX WRITE,READ DRAM:DRAM 4KiB..1048575B\n    at least 0.06 GB/s (0.48 Gb/s), at most 640 GB/s" in ended.out
 
 
 @pytest.mark.long

@@ -171,52 +171,70 @@ def test_it_runs_where_the_plugin_is_installed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_clone_is_found_from_another_folder(
+QUICK, PAGE = "--nixl-gate --nixl-level=quick --nixl-backend=UCX", "--nixl-report=nixl-report.html"
+LOOPBACK, SUITES = "--nixl-profile=loopback", str(ROOT / "suites")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "command"),
+    [
+        ("quick --backend=UCX", {}, f"{SUITES} {QUICK} {LOOPBACK} {PAGE}"),
+        ("--nixl-level=quick", {"NIXL_BACKEND": "ucx"}, f"{SUITES} {QUICK} {LOOPBACK} {PAGE}"),
+        ("--nixl-level=quick --nixl-backend=POSIX --nixl-profile h100", {},
+         f"{SUITES} --nixl-gate --nixl-level=quick --nixl-backend=POSIX --nixl-profile=h100 {PAGE}"),
+        ("extended --no-gate --backend=ucx,libfabric", {},
+         f"{SUITES} --nixl-level=extended --nixl-backend=UCX,LIBFABRIC {LOOPBACK} {PAGE}"),
+        ("quick --backend=UCX --suite=metadata --suite=faults --suite=metadata", {},
+         f"{SUITES}/metadata {SUITES}/faults {QUICK} {LOOPBACK} {PAGE}"),
+        # Several ranks may be on hosts that the default profile does not describe.
+        ("quick --backend=UCX --nixl-ranks=1", {}, f"{SUITES} {QUICK} {LOOPBACK} {PAGE} --nixl-ranks=1"),
+        ("quick --backend=UCX --nixl-ranks=2", {}, f"{SUITES} {QUICK} {PAGE} --nixl-ranks=2"),
+        ("quick --backend=UCX --nixl-ranks 16", {}, f"{SUITES} {QUICK} {PAGE} --nixl-ranks 16"),
+        ("quick --backend=UCX --nixl-ranks=2 --profile=loopback", {},
+         f"{SUITES} {QUICK} {LOOPBACK} {PAGE} --nixl-ranks=2"),
+        # The user names reports.
+        ("quick --backend=UCX -- --nixl-report=mine.csv", {}, f"{SUITES} {QUICK} {LOOPBACK} --nixl-report=mine.csv"),
+        ("quick --backend=UCX -k 'a b'", {"PYTEST_ADDOPTS": "-q --nixl-report mine.csv"},
+         f"{SUITES} {QUICK} {LOOPBACK} -k 'a b'"),
+        ("quick --backend=UCX -- --nixl-etcd-user=me:hunter22 --nixl-group-token hunter33 --my-token=hunter4 "
+         "--nixl-etcd=http://me:hunter5@h:2 http://me:hunter6@h", {},
+         f"{SUITES} {QUICK} {LOOPBACK} {PAGE} '--nixl-etcd-user=***' --nixl-group-token '***' '--my-token=***' "
+         "'--nixl-etcd=http://***@h:2' 'http://***@h'"),
+        ("--as-given -- -k 'a b' --nixl-group-token=hunter22", {}, "-k 'a b' '--nixl-group-token=***'"),
+    ],
+)  # fmt: skip
+def test_the_command_is_printed_whole_and_without_secrets(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    environ: dict[str, str],
+    command: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # which has no pytest of its own
+    monkeypatch.delenv("NIXL_BACKEND", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["run", "--print", *shlex.split(arguments)]) == 0
+    *remarks, line = capsys.readouterr().out.splitlines()
+    assert line == f"$ {tmp_path / 'python'} -m pytest {command}"
+    assert [text.partition(" ")[0] for text in remarks] == (
+        ([] if "--as-given" in arguments else ["pytest-nixl"]) + (["engines"] if "libfabric" in arguments else [])
+    )
+
+
+def test_no_page_is_overwritten_and_suites_are_named_from_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for existing in ("nixl-report.html", "nixl-report-2.html"):
+        (tmp_path / existing).touch()
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
-    assert shlex.split(printed(capsys.readouterr().out))[-6] == str(ROOT / "suites")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "profiles"),
-    [
-        (["--nixl-ranks=1"], ["--nixl-profile=loopback"]),
-        (["--nixl-ranks=2"], []),
-        (["--nixl-ranks", "16"], []),
-        (["--nixl-ranks=2", "--profile=loopback"], ["--nixl-profile=loopback"]),
-    ],
-)
-def test_several_ranks_may_be_on_hosts_that_the_default_profile_does_not_describe(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], profiles: list[str]
-) -> None:
-    assert cli.main(["run", "quick", "--backend=UCX", "--print", *arguments]) == 0
-    printed_arguments = shlex.split(printed(capsys.readouterr().out))
-    assert [argument for argument in printed_arguments if argument.startswith("--nixl-profile")] == profiles
-
-
-@pytest.mark.parametrize(
-    ("theirs", "addopts", "reports"),
-    [
-        ([], "", ["--nixl-report=nixl-report.html"]),
-        (["--nixl-report=mine.csv"], "", ["--nixl-report=mine.csv"]),
-        ([], "-q --nixl-report mine.csv", []),
-    ],
-)
-def test_the_run_writes_the_page_unless_the_user_names_reports(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    theirs: list[str],
-    addopts: str,
-    reports: list[str],
-    tmp_path: Path,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTEST_ADDOPTS", addopts)
-    assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *theirs]) == 0
-    arguments = shlex.split(printed(capsys.readouterr().out))
-    assert [argument for argument in arguments if argument.startswith("--nixl-report")] == reports
+    assert printed(capsys.readouterr().out).endswith("--nixl-report=nixl-report-3.html")
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
+    assert f" suites {QUICK} " in printed(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -236,66 +254,38 @@ def test_an_option_that_is_not_of_run_goes_to_pytest(arguments: list[str], ours:
     assert split(["run", *arguments]) == (["run", *ours], theirs)
 
 
-def test_options_that_run_shares_with_pytest_are_given_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--nixl-level=quick", "--nixl-backend=POSIX", "--nixl-profile", "h100", "--print"]) == 0
-    command = printed(capsys.readouterr().out)
-    assert re.findall(r"--nixl-(?:level|backend|profile)=\S+", command) == [
-        "--nixl-level=quick", "--nixl-backend=POSIX", "--nixl-profile=h100"
-    ]  # fmt: skip
-
-
-def test_no_page_is_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for existing in ("nixl-report.html", "nixl-report-2.html"):
-        (tmp_path / existing).touch()
-    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
-    assert printed(capsys.readouterr().out).endswith("--nixl-report=nixl-report-3.html")
-
-
 def test_without_arguments_the_first_commands_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     named = re.findall(r"^  pytest-nixl (\w+)", capsys.readouterr().out, re.MULTILINE)
     assert named == ["doctor", "run", "connector", "explain", "init"]
 
 
-def test_the_pytest_of_another_python_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("path", "python", "program"),
+    [
+        ("other", "python", "python -m pytest"),
+        ("links", "python", "python -m pytest"),
+        ("links", "other/python", "pytest"),  # a link to the pytest of this Python
+        ("nothing", "python", "python -m pytest"),
+    ],
+)
+def test_only_the_pytest_of_this_python_is_used(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    python: str,
+    program: str,
 ) -> None:
-    other = tmp_path / "pytest"
-    other.write_text("#!/bin/sh\nexit 77\n")
-    other.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for name in ("other", "links", "nothing"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other" / "pytest").touch(0o755)
+    (tmp_path / "links" / "pytest").symlink_to(tmp_path / "other" / "pytest")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / python))
+    monkeypatch.setenv("PATH", str(tmp_path / path))
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
-    assert shlex.split(printed(capsys.readouterr().out))[:3] == [sys.executable, "-m", "pytest"]
-
-
-def test_a_link_to_the_pytest_of_another_python_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "other").mkdir()
-    other = tmp_path / "other" / "pytest"
-    other.write_text("#!/bin/sh\nexit 77\n")
-    other.chmod(0o755)
-    (tmp_path / "pytest").symlink_to(other)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
-    assert shlex.split(printed(capsys.readouterr().out))[:3] == [str(tmp_path / "python"), "-m", "pytest"]
-
-
-def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--nixl-etcd-user=me:hunter22",
-        "--nixl-group-token",
-        "hunter33",
-        "--nixl-etcd=http://me:hunter44@h:2379",
-    ]
-    assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *arguments]) == 0
-    output = capsys.readouterr().out
-    assert "hunter" not in output
-    assert output.count("***") == 3
+    folder = f"{tmp_path}/" if " " in program else ""
+    assert printed(capsys.readouterr().out).startswith(f"{folder}{program} ")
 
 
 @pytest.mark.long
@@ -348,11 +338,6 @@ def test_as_given_runs_pytest_with_the_arguments_alone_and_demands_a_verdict(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert ("the run ended before it was judged" in printed.err) is not judged
-
-
-def test_as_given_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--as-given", "--print", "--", "-k", "a b", "--nixl-group-token=hunter22"]) == 0
-    assert capsys.readouterr().out.endswith("pytest -k 'a b' '--nixl-group-token=***'\n")
 
 
 @pytest.mark.long

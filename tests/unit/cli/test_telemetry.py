@@ -75,47 +75,104 @@ def ask(text: bytes, *options: str) -> int:
         return main(["telemetry", f"127.0.0.1:{port}", "--timeout=300", *options])
 
 
-def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest.CaptureFixture[str]) -> None:
+FAILED_3 = "failed transfers: 3 (vllm:nixl_num_failed_transfers_total)"
+EXPIRED = "expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total)"
+POST_250 = "mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers)"
+ALL_500 = "mean transfer time: 500 us (vllm:nixl_xfer_time_seconds, 8 transfers)"
+NO_EXPIRED = (
+    "expired requests: unknown, because the endpoint has none of vllm:nixl_num_kv_expired_reqs_total, "
+    "vllm:nixl_num_kv_expired_reqs"
+)
+POST_25 = "mean post time: 25 us (agent_xfer_post_time_total, 4 transfers)"
+ALL_75 = "mean transfer time: 75 us (agent_xfer_time_total, 4 transfers)"
+UNMEASURED = "unknown, because the endpoint has no metric of it, or no transfer was made"
+NO_POST, NO_TIME = f"mean post time: {UNMEASURED}", f"mean transfer time: {UNMEASURED}"
+NO_BOUND = "NO-EXPECTATION: {}, no bound"
+#: Of a page: its values, and for the value at a place the bound that it just keeps, and one that it breaks.
+VALUES: list[tuple[bytes, list[str], int, str, str]] = [
+    (VLLM, [FAILED_3, EXPIRED, POST_250, ALL_500], 0, "--max-failed=3", "--max-failed=2"),
+    (VLLM, [FAILED_3, EXPIRED, POST_250, ALL_500], 1, "--max-expired=4", "--max-expired=3.5"),
+    (VLLM, [FAILED_3, EXPIRED, POST_250, ALL_500], 2, "--max-post-us=250", "--max-post-us=249"),
+    (VLLM, [FAILED_3, EXPIRED, POST_250, ALL_500], 3, "--max-transfer-us=500", "--max-transfer-us=499"),
+    (NIXL, ["failed transfers: 3 (agent_errors_total)", NO_EXPIRED, POST_25, ALL_75], 2, "--max-post-us=25",
+     "--max-post-us=24"),
+    # An engine with both kinds of metrics is not counted twice.
+    (VLLM + NIXL.replace(b" 2\n", b" 9\n"), ["failed transfers: 10 (agent_errors_total)", EXPIRED, POST_250, ALL_500],
+     0, "--max-failed=10", "--max-failed=9"),
+    # A worker of Dynamo is judged by the metrics of its engine.
+    (DYNAMO + VLLM, [FAILED_3, EXPIRED, POST_250, ALL_500], 0, "--max-failed=3", "--max-failed=0"),
+    (DYNAMO + SGLANG, ["failed transfers: 2 (sglang:num_transfer_failed_reqs_total)", NO_EXPIRED, NO_POST,
+                       "mean transfer time: 500 us (sglang:kv_transfer_latency_ms, 10 transfers)"], 0, "--max-failed=2",
+     "--max-failed=1"),
+    (DYNAMO + KVBM, ["failed transfers: 3 (kvbm_object_read_failures + kvbm_object_write_failures)", NO_EXPIRED,
+                     NO_POST, NO_TIME], 0, "--max-failed=3", "--max-failed=2"),
+    (b"agent_errors_total +Inf\n", ["failed transfers: inf (agent_errors_total)", NO_EXPIRED, NO_POST, NO_TIME], 0, "",
+     "--max-failed=1e300"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "values", "place", "kept", "broken"), VALUES)
+def test_each_value_keeps_its_bound_or_fails(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: bytes,
+    values: list[str],
+    place: int,
+    kept: str,
+    broken: str,
+) -> None:
+    page = tmp_path / "page"
+    page.write_bytes(text)
+
+    def shown(*options: str) -> tuple[int, list[str], list[str]]:
+        """Return the exit code, the lines of values with what follows, and the remedies of values."""
+        code = main(["telemetry", str(page), *options])
+        lines = [line for line in capsys.readouterr().out.splitlines() if "? " not in line and line[0] != " "]
+        remedies = [line for line in lines if line.startswith("remedy: ")]
+        return code, [line for line in lines if line not in remedies], remedies
+
+    file = "transport: unknown, because a file does not say which process wrote it"
+    unbounded = [NO_BOUND.format(value) if "unknown" not in value else f"NO-EXPECTATION: {value}" for value in values]
+    unit = " us" if values[place].startswith("mean") else ""
+    code, lines, remedies = shown()
+    look = "WARN: at least one answer needs a look: see its remedy"
+    assert (code, lines, remedies) == (PASSED, [*unbounded, file, look], [])
+    if kept:
+        value = f"PASS: {values[place]}, at most {kept.partition('=')[2]}{unit}"
+        expected = [
+            *unbounded[:place],
+            value,
+            *unbounded[place + 1 :],
+            file,
+            "PASS: no bounded value of 1 is above its bound",
+        ]
+        assert shown(kept) == shown(kept, "--gate") == (PASSED, expected, [])
+    code, lines, remedies = shown(broken)
+    bound = f"{float(broken.partition('=')[2]):g}"
+    assert lines[place] == f"FAIL: {values[place]}, above its bound of {bound}{unit}"
+    assert (code, lines[-1]) == (FAILED, "FAIL: 1 of 1 bounded values do not keep their bounds")
+    # vLLM may have sent wrong tokens.
+    wrong = "vLLM may have sent them with HTTP 200 and wrong tokens, whatever kv_load_failure_policy says"
+    assert [wrong in remedy for remedy in remedies] == ([True] if values[place] == FAILED_3 else [])
+
+
+def test_all_bounds_are_judged_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM, *BOUNDS) == PASSED
-    lines = capsys.readouterr().out.splitlines(keepends=True)
-    # The server is this process. Whether NIXL is loaded beside it depends on the tests that run at the same time.
+    lines = capsys.readouterr().out.splitlines()
+    # The server is this process. Whether NIXL is loaded in it depends on the tests that run at the same time.
     values = [line for line in lines[4:] if not line.startswith(("transport: ", "NIXL of pid "))]
-    assert lines[0] == "PASS: Is NIXL used? Yes: 8 transfers.\n"
-    assert lines[1] == "WARN: Does it fail? Yes: 3 failed transfers, 4 expired requests.\n"
+    assert lines[:2] == [
+        "PASS: Is NIXL used? Yes: 8 transfers.",
+        "WARN: Does it fail? Yes: 3 failed transfers, 4 expired requests.",
+    ]
     assert "raise kv_lease_duration" in lines[2]
     assert lines[3].startswith("UNKNOWN: Is it slow? It cannot be said")
-    assert "".join(values) == (
-        "PASS: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3\n"
-        "PASS: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), at most 4\n"
-        "PASS: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), at most 250 us\n"
-        "PASS: mean transfer time: 500 us (vllm:nixl_xfer_time_seconds, 8 transfers), at most 500 us\n"
-        "PASS: no bounded value of 4 is above its bound\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("bound", "message"),
-    [
-        ("--max-failed=2", "FAIL: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), above its bound of 2"),
-        ("--max-expired=3.5", "FAIL: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), above its bound of 3"),
-        ("--max-post-us=249", "FAIL: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), above its"),
-        ("--max-transfer-us=499", "FAIL: mean transfer time: 500 us (vllm:nixl_xfer_time_seconds, 8 transfers), above"),
-    ],
-)
-def test_each_value_above_its_bound_fails(bound: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(VLLM, bound) == FAILED
-    out = capsys.readouterr().out
-    assert message in out
-    assert out.endswith("FAIL: 1 of 1 bounded values do not keep their bounds\n")
-
-
-def test_failures_that_vllm_counts_may_be_wrong_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(VLLM, "--max-failed=0") == FAILED
-    assert "vLLM may have sent them with HTTP 200 and wrong tokens, whatever kv_load_failure_policy says" in (
-        capsys.readouterr().out
-    )
-    assert ask(SGLANG, "--max-failed=0") == FAILED
-    assert "HTTP 200" not in capsys.readouterr().out
+    assert values == [
+        f"PASS: {FAILED_3}, at most 3", f"PASS: {EXPIRED}, at most 4", f"PASS: {POST_250}, at most 250 us",
+        f"PASS: {ALL_500}, at most 500 us", "PASS: no bounded value of 4 is above its bound",
+    ]  # fmt: skip
+    assert ask(VLLM, "--max-failed=2", "--max-expired=1", "--max-post-us=250") == FAILED
+    assert capsys.readouterr().out.endswith("FAIL: 2 of 3 bounded values do not keep their bounds\n")
 
 
 _FAILURES = (
@@ -194,57 +251,22 @@ def test_the_rate_is_read_in_each_spelling(
     assert f"{rate / 1e9:g} GB/s in the mean of 4 transfers" in slow.text
 
 
-def test_without_bounds_the_values_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(NIXL) == PASSED
-    out = capsys.readouterr().out
-    assert "NO-EXPECTATION: failed transfers: 3 (agent_errors_total), no bound\n" in out
-    assert "NO-EXPECTATION: mean post time: 25 us (agent_xfer_post_time_total, 4 transfers), no bound\n" in out
-    assert "NO-EXPECTATION: mean transfer time: 75 us (agent_xfer_time_total, 4 transfers), no bound\n" in out
-    assert out.splitlines()[-1] == "WARN: at least one answer needs a look: see its remedy"
-    assert ask(NIXL, "--json") == PASSED
-    plain = json.loads(capsys.readouterr().out)
-    assert plain["verdict"] == "WARN"
-    assert [answer["verdict"] for answer in plain["answers"]] == ["PASS", "WARN", "UNKNOWN"]
-    assert ask(NIXL, "--gate") == FAILED
-
-
-def test_a_saved_page_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "metrics.txt"
-    page.write_bytes(VLLM)
-    assert main(["telemetry", str(page), "--max-failed=3"]) == PASSED
-    assert "PASS: Is NIXL used? Yes: 8 transfers.\n" in capsys.readouterr().out
-    page.write_bytes(b"<html>")
-    assert main(["telemetry", str(page)]) == COULD_NOT_RUN
-    assert "metrics.txt is not Prometheus metrics" in capsys.readouterr().err
-
-
-def test_an_engine_with_both_kinds_of_metrics_is_not_counted_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(VLLM + NIXL.replace(b" 2\n", b" 9\n"), "--max-failed=10") == PASSED
-    assert "failed transfers: 10 (agent_errors_total), at most 10\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("text", "bounds", "message"),
+    ("text", "options", "code", "end"),
     [
-        (VLLM, BOUNDS, "failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3"),
-        (TRTLLM, ("--max-transfer-us=500",),
-         "mean transfer time: 500 us (trtllm_kv_transfer_latency_seconds, 4 transfers), at most 500 us"),
-        (SGLANG, ("--max-failed=2",), "failed transfers: 2 (sglang:num_transfer_failed_reqs_total), at most 2"),
-        (SGLANG, ("--max-transfer-us=500",),
-         "mean transfer time: 500 us (sglang:kv_transfer_latency_ms, 10 transfers), at most 500 us"),
-        (KVBM, ("--max-failed=3",),
-         "failed transfers: 3 (kvbm_object_read_failures + kvbm_object_write_failures), at most 3"),
+        (NIXL, (), PASSED, "WARN: at least one answer needs a look: see its remedy"),
+        (NIXL, ("--gate",), FAILED, "FAIL: 1 of 3 questions has no answer"),
+        (TRTLLM, (), PASSED, "PASS: no answer is a warning; bounds for an alert: --max-failed, --max-expired"),
+        (TRTLLM, ("--gate",), FAILED, "FAIL: 2 of 3 questions have no answer"),
+        (b"agent_memory_registered 1\n", (), PASSED, "NOTHING CHECKED: this page answers none of the questions"),
     ],
-    ids=["vllm", "tensorrt-llm", "sglang", "sglang-time", "kvbm"],
 )  # fmt: skip
-def test_a_worker_of_dynamo_is_judged_by_the_metrics_of_its_engine(
-    text: bytes, bounds: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+def test_without_bounds_the_answers_are_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes, options: tuple[str, ...], code: int, end: str
 ) -> None:
-    assert ask(DYNAMO + text, "--gate", *bounds) == PASSED
-    assert f"PASS: {message}\n" in capsys.readouterr().out
-    name, _, bound = bounds[0].partition("=")
-    assert ask(DYNAMO + text, f"{name}={int(bound) - 1}") == FAILED
-    assert f"FAIL: {message.partition(', at most')[0]}, above its bound of {int(bound) - 1}" in capsys.readouterr().out
+    (tmp_path / "page").write_bytes(text)
+    assert main(["telemetry", str(tmp_path / "page"), *options]) == code
+    assert capsys.readouterr().out.splitlines()[-1].startswith(end)
 
 
 def test_a_frontend_of_dynamo_has_no_metrics_of_transfers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,10 +293,6 @@ def test_a_bounded_value_that_is_unknown_fails_only_the_gate(
     assert out.endswith("NOTHING CHECKED: none of 1 bounded values is known\n")
     assert reason in out
     assert ask(text, "--max-expired=0", "--gate") == FAILED
-
-
-def test_an_infinite_value_fails() -> None:
-    assert ask(b"agent_errors_total +Inf\n", "--max-failed=1e300") == FAILED
 
 
 def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,18 +326,15 @@ def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     ids=["html", "binary", "empty", "another-program", "one-broken-line", "large"],
 )
 def test_what_is_not_metrics_of_nixl_is_one_sentence(
-    text: bytes, message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(text) == COULD_NOT_RUN
-    sentence, *more_lines = capsys.readouterr().err.splitlines()
-    assert message in sentence
-    assert [line.partition(":")[0] for line in more_lines] == ["remedy"]
-
-
-def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with metrics_server(lambda: VLLM, status=404) as port:
-        assert main(["telemetry", f"http://127.0.0.1:{port}/wrong", "--timeout=300"]) == COULD_NOT_RUN
-    assert f"http://127.0.0.1:{port}/wrong answers with HTTP status 404" in capsys.readouterr().err
+    page = tmp_path / "page"
+    page.write_bytes(text)
+    assert (ask(text), main(["telemetry", str(page)])) == (COULD_NOT_RUN, COULD_NOT_RUN)
+    lines = capsys.readouterr().err.splitlines()
+    sentences = [line for line in lines if not line.startswith("remedy: ")]
+    assert (len(sentences), lines[1][:8]) == (2, "remedy: ")
+    assert [message in sentence for sentence in sentences] == [True, True]
 
 
 @pytest.mark.parametrize(("text", "status"), [(VLLM, 404), (b"<html>", 200), (b"#" * ((16 << 20) + 1), 200)])
@@ -330,6 +345,7 @@ def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: py
             scrape(f"http://127.0.0.1:{port}/metrics?token=Sw0rdfish", 300)
     output = capsys.readouterr()
     assert f"http://127.0.0.1:{port}/metrics?token=***" in output.err
+    assert ("?token=*** answers with HTTP status 404" in output.err) is (status == 404)
     assert "Sw0rdfish" not in f"{output.out}{output.err}{error.value}"
 
 
@@ -407,33 +423,28 @@ def pours(connection: socket.socket, ended: threading.Event) -> None:
         connection.sendall(b"#" * 65536)
 
 
+def breaks_off(connection: socket.socket, _: threading.Event) -> None:
+    """End an answer before its length."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nagent_errors_total 0\n")
+
+
 @pytest.mark.parametrize(
-    ("talk", "message"),
+    ("talk", "seconds", "message"),
     [
-        (drips, "did not complete its answer within 1 s"),
-        (lambda _, ended: ended.wait(), "did not complete its answer within 1 s"),
+        (drips, 1, "did not complete its answer within 1 s"),
+        (lambda _, ended: ended.wait(), 1, "did not complete its answer within 1 s"),
+        (pours, 300, "has more than 16 MiB"),
+        (breaks_off, 300, "/metrics cannot be read: "),
     ],
-    ids=["drips", "silent"],
+    ids=["drips", "silent", "pours", "breaks-off"],
 )
-def test_an_answer_without_an_end_is_ended_at_the_deadline(
-    talk: Callable[[socket.socket, threading.Event], None], message: str, capsys: pytest.CaptureFixture[str]
+def test_an_answer_without_an_end_is_ended_at_the_deadline_or_its_limit(
+    talk: Callable[[socket.socket, threading.Event], None],
+    seconds: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with talking(talk) as port:
-        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=1"]) == COULD_NOT_RUN
+        assert main(["telemetry", f"127.0.0.1:{port}", f"--timeout={seconds}"]) == COULD_NOT_RUN
     assert message in capsys.readouterr().err
-
-
-def test_an_endless_fast_answer_is_ended_at_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    with talking(pours) as port:
-        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=300"]) == COULD_NOT_RUN
-    assert "has more than 16 MiB" in capsys.readouterr().err
-
-
-def test_an_answer_that_breaks_off_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    def breaks_off(connection: socket.socket, _: threading.Event) -> None:
-        connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nagent_errors_total 0\n")
-
-    with talking(breaks_off) as port:
-        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=300"]) == COULD_NOT_RUN
-    assert "/metrics cannot be read: " in capsys.readouterr().err

@@ -31,7 +31,7 @@ KEY = RowKey("UCX", "WRITE", DRAM, 4 * KIB)
 
 GOOD = """
 [profile]
-name = "rack"
+name = " rack "
 summary = "two nodes"
 
 [required]
@@ -44,6 +44,8 @@ memory = ["DRAM:DRAM", "vram:VRAM"]
 blocks = "4KiB..512KiB"
 batch = [1, 8]
 depth = [2]
+notify = ["each", "last"]
+pages = ["base", "huge"]
 floor = "1.5 GB/s"
 ceiling = "100 Gb/s"
 p50 = "20 us"
@@ -69,11 +71,6 @@ def fault_of(content: str) -> str:
     return str(caught.value)
 
 
-def expect_fault(*expectations: str) -> str:
-    tables = "".join(f"[[expect]]\n{text}\n" for text in expectations)
-    return fault_of(f'[profile]\nname = "t"\n{tables}')
-
-
 def test_every_field_of_a_good_profile() -> None:
     assert parse_profile(GOOD.encode(), "rack.toml") == Profile(
         name="rack",
@@ -88,6 +85,8 @@ def test_every_field_of_a_good_profile() -> None:
                 memory=(DRAM, VRAM),
                 batch=(1, 8),
                 depth=(2,),
+                notify=("each", "last"),
+                pages=("base", "huge"),
                 blocks=(4 * KIB, 512 * KIB),
                 floor=1.5e9,
                 ceiling=12.5e9,
@@ -123,6 +122,16 @@ NAMED = '[profile]\nname = "n"\n'
 CHECKS = "expected a list of names of checks"
 
 
+RATES = "expected a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
+SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1, as text: "0.5"'
+
+
+BASE = 'transports = ["cma"]\nsource = "s"\n'
+OTHER = '[[expect]]\nblocks = "1GiB"\ntransports = ["cma"]\nsource = "s"\n[[expect]]\n'
+SOURCE = "expected a text that says where each figure is from"
+NOTHING = "expect #2: expects nothing of a row: expected floor, ceiling, p50, p99 or transports"
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -144,113 +153,67 @@ CHECKS = "expected a list of names of checks"
         (f'{NAMED}[required]\nchecks = "a"', f"required, checks: a text, not a list: {CHECKS}"),
         (f'{NAMED}[required]\nchecks = ["a", "B c"]', "required, checks: 'B c' is not a check id"),
         (f'{NAMED}[required]\nchecks = ["a", "a"]', f"required, checks: a is named twice: {CHECKS}"),
+        # The second of two expectations.
+        *((f'{NAMED}{OTHER}source = "s"\n{line}', f"expect #2, {sentence}") for line, sentence in (
+            ('flor = "1 GB/s"', "flor: unknown key (did you mean floor?): expected backend, op, memory, blocks"),
+            ("FLOOR = 1", "FLOOR: unknown key (did you mean floor?): expected backend"),
+            ("floor = 5", f"floor: the bare number 5, not a text: {RATES}"),
+            ('raw = "0"', f"raw: '0' is not a share: {SHARE}"),
+            ('raw = "1.2"', f"raw: '1.2' is not a share: {SHARE}"),
+            ('raw = "50 %"', f"raw: '50 %' is not a share: {SHARE}"),
+            ('raw = " 0.5 "\nop = ["COPY"]', "op: 'COPY' is not an operation: expected a list of WRITE or READ"),
+            ('memory = ["DRAM:DRAM:DRAM"]', "memory: 'DRAM:DRAM:DRAM' is not a pair of memory types: expected"),
+            ('backend = ["U CX"]', "backend: 'U CX' is not a backend name: expected a list of names of backends"),
+            ("batch = [0]", "batch: 0 is not above zero: expected a list of positive integers"),
+            ("batch = [1.5]", "batch: the bare number 1.5, not an integer: expected a list of positive integers"),
+            ("depth = [true]", "depth: a boolean, not an integer: expected a list of positive integers"),
+            ("notify = ['all']", "notify: 'all' is neither each nor last: expected a list of each or last"),
+            ("pages = ['2MiB']", "pages: '2MiB' is neither huge nor base: expected a list of huge or base"),
+            ("depth = [4, 4]", "depth: 4 is named twice: expected a list of positive integers"),
+            ('blocks = "1MiB..4KiB"', "blocks: '1MiB..4KiB' is a reversed range, because 1MiB is more than 4KiB"),
+            ('blocks = "4KiB.."', "blocks: '4KiB..' is neither a size nor a range, because '' is"),
+            ('blocks = "4XiB"', "blocks: '4XiB' has the unknown unit 'XiB': expected one size"),
+            ('transports = ["cma/memory"]', "transports: 'cma/memory' is not a transport name: expected a list of"),
+            ('floor = "2 GB/s"\nceiling = "8 Gb/s"', "floor: '2 GB/s' is above the ceiling: expected at most 8 Gb/s"),
+            ('p50 = "2 ms"\np99 = "1 ms"', "p50: '2 ms' is above p99: expected at most 1 ms"),
+        )),
+        *((f'{NAMED}{OTHER}transports = ["cma"]\n{line}', f"expect #2, source: {fault}: {SOURCE}") for line, fault in (
+            ("", "missing"), ('source = "  "', "empty"), ("source = 1", "the bare number 1, not a text")
+        )),
+        # A share of the raw bandwidth does not judge the row itself.
+        *((f'{NAMED}{OTHER}source = "s"\n{line}', NOTHING) for line in ('op = ["WRITE"]', 'raw = "0.5"')),
+        # Two expectations for one row.
+        *((f"{NAMED}[[expect]]\n{BASE}{first}\n[[expect]]\n{BASE}{other}", f"expect #2: applies to {row}, as expect #1 "
+           "does: expected at most one [[expect]] for each row") for first, other, row in (
+            ("", "", "every row"),
+            ("", 'op = ["READ"]', "op READ"),
+            ("batch = [1, 2, 4]", "batch = [4, 2, 8]", "batch 2"),
+            ('backend = ["UCX", "GDS"]', 'backend = ["LIBFABRIC", "GDS"]', "backend GDS"),
+            ('memory = ["DRAM:VRAM"]', 'memory = ["DRAM:VRAM"]', "memory DRAM:VRAM"),
+            ("batch = [1, 2]\ndepth = [3]", "batch = [2, 4]", "batch 2, depth 3"),
+            ("notify = ['last']", "", "notify last, pages huge"),
+            ("pages = ['base']", "", "pages base"),
+            ('blocks = "1KiB..4KiB"', 'blocks = "4KiB..8KiB"', "blocks of 4KiB"),
+            ('blocks = "1KiB..64KiB"', 'blocks = "2KiB"', "blocks of 2KiB"),
+            ('blocks = "1KiB..64KiB"', "", "blocks of 1KiB"),
+        )),
     ],
-)
-def test_a_fault_of_the_file_is_one_sentence(content: str, sentence: str) -> None:
+)  # fmt: skip
+def test_a_fault_of_a_profile_is_one_sentence_with_its_table_and_key(content: str, sentence: str) -> None:
     message = fault_of(content)
     assert message.startswith(f"profile t.toml, {sentence}")
     assert "expected" in message
     assert "\n" not in message
 
 
-RATES = "expected a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
-SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1, as text: "0.5"'
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ('flor = "1 GB/s"', "flor: unknown key (did you mean floor?): expected backend, op, memory, blocks"),
-        ("FLOOR = 1", "FLOOR: unknown key (did you mean floor?): expected backend"),
-        ("floor = 5", f"floor: the bare number 5, not a text: {RATES}"),
-        ('raw = "0"', f"raw: '0' is not a share: {SHARE}"),
-        ('raw = "1.2"', f"raw: '1.2' is not a share: {SHARE}"),
-        ('raw = "50 %"', f"raw: '50 %' is not a share: {SHARE}"),
-        ('raw = " 0.5 "\nop = ["COPY"]', "op: 'COPY' is not an operation: expected a list of WRITE or READ"),
-        ('memory = ["DRAM:DRAM:DRAM"]', "memory: 'DRAM:DRAM:DRAM' is not a pair of memory types: expected"),
-        ('backend = ["U CX"]', "backend: 'U CX' is not a backend name: expected a list of names of backends"),
-        ("batch = [0]", "batch: 0 is not above zero: expected a list of positive integers"),
-        ("batch = [1.5]", "batch: the bare number 1.5, not an integer: expected a list of positive integers"),
-        ("depth = [true]", "depth: a boolean, not an integer: expected a list of positive integers"),
-        ("notify = ['all']", "notify: 'all' is neither each nor last: expected a list of each or last"),
-        ("pages = ['2MiB']", "pages: '2MiB' is neither huge nor base: expected a list of huge or base"),
-        ("depth = [4, 4]", "depth: 4 is named twice: expected a list of positive integers"),
-        ('blocks = "1MiB..4KiB"', "blocks: '1MiB..4KiB' is a reversed range, because 1MiB is more than 4KiB"),
-        ('blocks = "4KiB.."', "blocks: '4KiB..' is neither a size nor a range, because '' is"),
-        ('blocks = "4XiB"', "blocks: '4XiB' has the unknown unit 'XiB': expected one size"),
-        ('transports = ["cma/memory"]', "transports: 'cma/memory' is not a transport name: expected a list of names"),
-        ('floor = "2 GB/s"\nceiling = "8 Gb/s"', "floor: '2 GB/s' is above the ceiling: expected at most 8 Gb/s"),
-        ('p50 = "2 ms"\np99 = "1 ms"', "p50: '2 ms' is above p99: expected at most 1 ms"),
-    ],
-)
-def test_a_fault_of_an_expectation_names_its_table_and_key(line: str, sentence: str) -> None:
-    other = 'blocks = "1GiB"\ntransports = ["cma"]\nsource = "s"'
-    message = expect_fault(other, f'source = "s"\n{line}')
-    assert message.startswith(f"profile t.toml, expect #2, {sentence}")
-    assert "expected" in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [("", "missing"), ('source = "  "', "empty"), ("source = 1", "the bare number 1, not a text")],
-)
-def test_a_source_is_mandatory(line: str, fault: str) -> None:
-    message = expect_fault(f'transports = ["cma"]\n{line}')
-    assert message == f"profile t.toml, expect #1, source: {fault}: expected a text that says where each figure is from"
-
-
-def test_an_empty_expectation_is_refused() -> None:
-    assert expect_fault('op = ["WRITE"]\nsource = "s"') == (
-        "profile t.toml, expect #1: expects nothing of a row: expected floor, ceiling, p50, p99 or transports"
-    )
-    # A share of the raw bandwidth does not judge the row itself.
-    assert "expects nothing of a row" in expect_fault('raw = "0.5"\nsource = "s"')
-
-
-def test_a_share_of_the_raw_bandwidth_is_read_with_a_floor() -> None:
-    (item,) = profile('floor = "1 GB/s"\nraw = "0.5"\nsource = "s"').expectations
-    assert item.raw == 0.5
-    (item,) = profile('floor = "1 GB/s"\nraw = "1"\nsource = "s"').expectations
-    assert item.raw == 1.0
-
-
-@pytest.mark.parametrize(
-    "line", ['floor = "1 GB/s"', 'ceiling = "1 GB/s"', 'p50 = "1 us"', 'p99 = "1 us"', 'transports = ["cma"]']
-)
-def test_a_single_expected_value_is_enough(line: str) -> None:
-    assert len(profile(f'{line}\nsource = "s"').expectations) == 1
-
-
-def test_equal_bounds_are_accepted() -> None:
+def test_an_expectation_may_have_any_one_value_and_equal_bounds() -> None:
+    for line in ('floor = "1 GB/s"', 'ceiling = "1 GB/s"', 'p50 = "1 us"', 'p99 = "1 us"', 'transports = ["cma"]'):
+        assert len(profile(f'{line}\nsource = "s"').expectations) == 1
     (item,) = profile('floor = "1 GB/s"\nceiling = "8 Gb/s"\np50 = "1 ms"\np99 = "1000 us"\nsource = "s"').expectations
     assert item.floor == item.ceiling == 1e9
-
-
-BASE = 'transports = ["cma"]\nsource = "s"\n'
-
-
-@pytest.mark.parametrize(
-    ("first", "other", "row"),
-    [
-        ("", "", "every row"),
-        ("", 'op = ["READ"]', "op READ"),
-        ("batch = [1, 2, 4]", "batch = [4, 2, 8]", "batch 2"),
-        ('backend = ["UCX", "GDS"]', 'backend = ["LIBFABRIC", "GDS"]', "backend GDS"),
-        ('memory = ["DRAM:VRAM"]', 'memory = ["DRAM:VRAM"]', "memory DRAM:VRAM"),
-        ("batch = [1, 2]\ndepth = [3]", "batch = [2, 4]", "batch 2, depth 3"),
-        ("notify = ['last']", "", "notify last, pages huge"),
-        ("pages = ['base']", "", "pages base"),
-        ('blocks = "1KiB..4KiB"', 'blocks = "4KiB..8KiB"', "blocks of 4KiB"),
-        ('blocks = "1KiB..64KiB"', 'blocks = "2KiB"', "blocks of 2KiB"),
-        ('blocks = "1KiB..64KiB"', "", "blocks of 1KiB"),
-    ],
-)
-def test_two_expectations_for_one_row_are_refused(first: str, other: str, row: str) -> None:
-    message = expect_fault(f"{BASE}{first}", f"{BASE}{other}")
-    assert message == (
-        f"profile t.toml, expect #2: applies to {row}, as expect #1 does: expected at most one [[expect]] for each row"
-    )
+    for share in ("0.5", "1"):
+        (item,) = profile(f'floor = "1 GB/s"\nraw = "{share}"\nsource = "s"').expectations
+        assert item.raw == float(share)
 
 
 @pytest.mark.parametrize(
@@ -342,46 +305,6 @@ def test_bundled_profiles_are_the_files_of_the_package() -> None:
     folder = resources.files("pytest_nixl").joinpath("profiles")
     assert set(bundled_profiles()) == {item.name[: -len(".toml")] for item in folder.iterdir()}
     assert "loopback" in bundled_profiles()
-
-
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-@pytest.mark.parametrize(
-    ("block", "floor"),
-    [(1, None), (4 * KIB - 1, None), (4 * KIB, 0.06e9), (MIB - 1, 0.06e9), (MIB, 0.6e9), (GIB, 0.6e9)],
-)
-def test_loopback_floors_are_a_twentieth_of_the_measured_bandwidth(op: str, block: int, floor: float | None) -> None:
-    expectation = load_profile("loopback").expectation(replace(KEY, op=op, block=block, batch=3, depth=5))
-    assert expectation is not None
-    assert expectation.floor == floor
-    assert expectation.ceiling == 640e9
-    assert expectation.transports == ("cma", "posix", "sysv")
-    assert floor is None or "sanity floor" in expectation.source
-    assert floor is None or "one two-core Linux machine" in expectation.source
-
-
-@pytest.mark.parametrize(("block", "floor"), [(4 * KIB, 0.0095e9), (MIB, 0.15e9)])
-def test_loopback_has_the_floors_of_tcp_for_libfabric_over_any_transport(block: int, floor: float) -> None:
-    key = replace(KEY, backend="LIBFABRIC", block=block)
-    expectation, over_tcp = load_profile("loopback").expectation(key), load_profile("tcp-loopback").expectation(key)
-    assert expectation is not None
-    assert over_tcp is not None
-    assert (expectation.floor, expectation.transports) == (floor, None)
-    assert (over_tcp.floor, over_tcp.transports) == (floor, ("tcp",))
-
-
-@pytest.mark.parametrize(
-    "key", [replace(KEY, block=GIB + 1), replace(KEY, memory=VRAM), replace(KEY, backend="LIBFABRIC", block=1024)]
-)
-def test_loopback_expects_nothing_of_other_rows(key: RowKey) -> None:
-    assert load_profile("loopback").expectation(key) is None
-
-
-@pytest.mark.parametrize(("block", "floor"), [(4 * KIB, None), (16 * MIB - 1, None), (16 * MIB, 10e9), (GIB, 10e9)])
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_h100_has_a_floor_between_gpus_that_pcie_gen5_reaches(op: str, block: int, floor: float | None) -> None:
-    expectation = load_profile("h100").expectation(RowKey("UCX", op, VRAM, block))
-    assert expectation is not None
-    assert (expectation.floor, expectation.ceiling, expectation.transports) == (floor, 3900e9, ("cuda_ipc",))
 
 
 def test_loopback_requires_only_checks_that_a_laptop_passes() -> None:
