@@ -293,6 +293,8 @@ TEXTS_OF = {
     ("text", "reason", "notes", "remedy"),
     [
         ("http://h:1", "it contacts 192.0.2.1:1", [], ["write http://h:1"]),
+        # No resolver takes a part of 64 letters, so no such name is proposed.
+        (f"http://{'a' * 63}.{'b' * 64}:1", "it contacts 192.0.2.1:1", [], ["write http://HOST:PORT", RESOLVES]),
         ("HTTPS://h:1,http://i:2", "it contacts 192.0.2.1:1 and 192.0.2.1:2", [PLAINTEXT],
          ["write http://h:1,http://i:2", TLS, f"{LIST} http://h:1"]),
         ("http://u:p@h:1", "'http://***@h:1' has a user or password, which NIXL cannot send: it reads them as part of "

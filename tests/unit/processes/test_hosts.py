@@ -89,6 +89,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     popen = {**vars(subprocess), "Popen": opened_scene.execute}
     monkeypatch.setattr(hosts, "subprocess", SimpleNamespace(**popen))
     monkeypatch.setattr(hosts, "fork_worker", opened_scene.fork)
+    monkeypatch.setattr(hosts, "let_end_first", lambda pid: opened_scene.log.append(("ends first", pid)))
     for name in (SEGMENTS, BLAS_THREADS):
         monkeypatch.delenv(name, raising=False)
     yield opened_scene
@@ -132,7 +133,7 @@ def test_a_worker_is_executed_with_the_variables_of_its_rank_and_of_the_run(
     assert process.options["env"]["PATH"] == os.environ["PATH"]
     assert (process.options["stdin"], process.options["stderr"]) == (subprocess.DEVNULL, subprocess.STDOUT)
     assert process.options["start_new_session"] is True
-    assert scene.log == [("watch", 77)], "it is not forked"
+    assert scene.log == [("ends first", 77), ("watch", 77)], "it is not forked"
     worker.kill()
 
 
@@ -180,7 +181,7 @@ def test_a_process_is_killed_once_and_no_longer_watched(scene: Scene) -> None:
     process.kill()
     kill = [("wait", None), ("unwatch", 77)]
     assert scene.log == [
-        ("watch", 77), ("wait", 0.5), ("signal", signal.SIGUSR1), "kill", *kill, ("wait", None), *kill,
+        ("ends first", 77), ("watch", 77), ("wait", 0.5), ("signal", signal.SIGUSR1), "kill", *kill, ("wait", None), *kill,
     ]  # fmt: skip
 
 

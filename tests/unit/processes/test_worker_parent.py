@@ -92,6 +92,18 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert executed["address"] != other["address"]
 
 
+def test_the_kernel_ends_workers_before_the_process_that_reports_it(agents: Agents) -> None:
+    forked_worker = agents.start("forked").worker
+    assert forked(forked_worker)
+    executed = LocalProcess(supervisor(), 0, "initiator", {})
+    try:
+        pids = ("self", forked_worker.pid, executed.pid)
+        scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in pids]
+        assert scores[0] < scores[1] == scores[2] == 1000
+    finally:
+        executed.kill()
+
+
 @pytest.mark.usefixtures("own_supervisor")
 def test_a_parent_that_was_started_early_forks_the_first_worker(start: Start) -> None:
     early = worker_parent.prepare(supervisor(), os.environ)

@@ -46,7 +46,7 @@ def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None
     assert 0.999999 * min(extra["launches"]) <= extra["GB/s"] * 1e9 <= 1.000001 * max(extra["launches"])
     assert extra["Gb/s"] == pytest.approx(8 * extra["GB/s"])
     assert stats["rounds"] >= 10
-    assert extra["transfers"] >= 1000
+    assert extra["transfers"] >= stats["rounds"]
     assert 0 < extra["p50_us"] <= extra["p99_us"]
     assert extra["transports"][0] in ("cma/memory", "posix/memory", "sysv/memory")
     assert {"initiator_nixl", "target_nixl", "initiator_python", "target_host"} <= set(extra)
