@@ -181,7 +181,8 @@ def test_a_process_is_killed_once_and_no_longer_watched(scene: Scene) -> None:
     process.kill()
     kill = [("wait", None), ("unwatch", 77)]
     assert scene.log == [
-        ("ends first", 77), ("watch", 77), ("wait", 0.5), ("signal", signal.SIGUSR1), "kill", *kill, ("wait", None), *kill,
+        ("ends first", 77), ("watch", 77), ("wait", 0.5), ("signal", signal.SIGUSR1), "kill", *kill, ("wait", None),
+        *kill,
     ]  # fmt: skip
 
 
