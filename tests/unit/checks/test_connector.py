@@ -214,8 +214,12 @@ def files(folder: Path, sides: dict[str, Side]) -> tuple[str, str]:
 
 
 def compared(folder: Path, sides: dict[str, Side]) -> ConnectorComparison:
-    """Write both sides, and compare them."""
-    return compare_connectors(*map(read_engine, files(folder, sides)))
+    """Write both sides as JSON, which is read sooner, and compare them."""
+    engines = []
+    for role, side in sides.items():
+        (folder / f"{role}.json").write_text(json.dumps(pod(side, role)))
+        engines.append(read_engine(str(folder / f"{role}.json")))
+    return compare_connectors(*engines)
 
 
 def wrong(comparison: ConnectorComparison) -> set[str]:
@@ -436,7 +440,14 @@ def test_different_engines_are_named(tmp_path: Path) -> None:
         sides = {"prefill": SIDES[first]("prefill"), "decode": SIDES[second]("decode")}
         for side in sides.values():
             side["transfer"], side["env"] = {}, {"DYN_NAMESPACE": side["image"]}
-        assert wrong(compared(tmp_path, sides)) == {"engine", "kv_connector", _HOST}
+        comparison = compared(tmp_path, sides)
+        assert wrong(comparison) == {"engine", "kv_connector", _HOST}
+        without = {
+            "vLLM": "without --kv-transfer-config no engine transfers anything",
+            "Dynamo": "prefill has no --kv-",
+        }
+        [why] = [result.why for result in comparison.results if result.rule.field == "kv_connector"]
+        assert why.startswith(without[first])
 
 
 @pytest.mark.parametrize(

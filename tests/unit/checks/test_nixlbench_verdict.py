@@ -470,6 +470,11 @@ def test_a_stranger_in_the_group_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_two_files_of_one_rank_are_two_processes_of_that_rank(tmp_path: Path) -> None:
+    outputs = [(RECORDINGS / f"07_racy_same_rank.rank_{process}.out").read_text() for process in "ab"]
+    assert texts(judged(tmp_path, *outputs)) == ["ERROR nixlbench says: two processes registered as rank 0 of 2"]
+
+
 def labelled(texts: Sequence[str], form: str) -> str:
     """Both ranks' lines in turn, as a launcher labels them."""
     lines = [[form.format(rank) + line for line in text.splitlines(keepends=True)] for rank, text in enumerate(texts)]
