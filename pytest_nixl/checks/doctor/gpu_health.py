@@ -111,6 +111,8 @@ def gpu_direct(facts: Facts, expected: Requirements) -> Judgement:
     if not has_rdma(facts, expected):
         return not_applicable("this host has no RDMA device to access GPU memory, and the profile expects none")
     gpu = facts.gpu
+    if not gpu.gpus and not expected.has_gpus:
+        return not_applicable("the driver shows this process no GPU, and the profile expects none")
     if not gpu.gpus:
         return failed("this host has no GPU", "follow the remedy of gpus")
     if gpu.dma_buf.value:

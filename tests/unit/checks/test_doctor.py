@@ -420,6 +420,7 @@ STATES = {
     ),
     "ucx-says-no-peer-failure": state(refused(said=["x - no peer failure handler"])),
     "ucx-says-no-shared-memory": state(SMALL_SHM, refused(said=["shm_open() failed: No space"])),
+    "ucx-says-no-shared-memory-in-other-words": state(SMALL_SHM, refused(said=["Shared memory error"])),
     "ucx-says-nothing-of-little-shared-memory": state(SMALL_SHM, refused(said=["odd"])),
     "ucx-refused-with-files": state(refused(said=["odd"]), UCX_CONF),
     "ucx-refused-for-a-device": state(variables(UCX_NET_DEVICES="mlx5_9:1"), refused(said=["no such device"])),
@@ -433,6 +434,7 @@ STATES = {
     "two-libucs": state(in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0"))),
     "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
     "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
+    "two-libnl": state(nixl(libraries=["/a/libnl-route-3-3ad497a3.so.200", "/b/libnl-route-3.so.200"])),
     "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"])),
     "nixlbench-absent": state(silent("nixlbench", "nixlbench is not on PATH")),
     "nixlbench-broken": state(answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2")),
@@ -447,6 +449,11 @@ STATES = {
         plugin("Mooncake", "libglog.so.0", versions=("G_2", "G_3")),
         plugin("X", error="undefined symbol: y"),
         profile=MACHINE + '[image]\nplugins = ["UCX", "GDS", "MOONCAKE", "X", "HF3FS"]',
+    ),
+    "plugin-lacks-a-library-and-a-version": state(
+        plugin("GPUNETIO", "libx.so.1"),
+        in_answer("image", lambda entry: entry["plugins"][-1]["missing"].extend(lacks("liby.so.1", versions=("Y_2",)))),
+        profile=GPUNETIO,
     ),
     "plugins-wanted-load": state(profile=MACHINE + '[image]\nplugins = ["UCX", "LIBFABRIC"]'),
     "plugin-within-nixl": state(
@@ -519,10 +526,16 @@ STATES = {
     "verbs-of-another-interface-in-use": state(
         verbs((IB, 59), ("/wheel/ib.so", 34), providers=(("efa", 34, "/wheel/ib.so"),)), ucx(libibverbs=IB)
     ),
+    "verbs-of-another-interface-and-no-profile": state(
+        verbs((IB, 59), providers=(("efa", 34, IB),)), profile="loopback"
+    ),
     "verbs-linked-to-another-copy": state(verbs((IB, 34), providers=(("efa", 34, "/wheel/ib.so"),))),
     "verbs-with-two-providers": state(verbs((IB, 34), providers=(("efa", 59, IB), ("efa", 34, IB)))),
     "verbs-without-provider": state(verbs((IB, 34), providers=(("mlx5", 34, IB),))),
     "verbs-absent": state(verbs(providers=())),
+    "verbs-of-connectx-with-its-provider": state(
+        verbs((IB, 34), providers=(("mlx5", 34, IB),)), profile=IB_MACHINE, after="connectx"
+    ),
     "verbs-of-connectx": state(verbs((IB, 34), providers=(("efa", 34, IB),)), profile=IB_MACHINE, after="connectx"),
     "code-for-another-gpu": state(gpu(name="NVIDIA L40S"), profile='[image]\nplugins = ["GPUNETIO"]\n'),
     "code-for-another-gpu-unwanted": state(gpu(0, name="NVIDIA L40S"), profile="[image]\n"),
@@ -703,6 +716,13 @@ STATES = {
     "ucx-offers-not-what-is-down": state(device(EFA[0], offered=False), port(EFA[0], state="1: DOWN")),
     "ucx-offers-not-the-gid-index": state(device(EFA[0], offered=False), variables(UCX_IB_GID_INDEX="7")),
     "ucx-offers-not-another-gid-index": state(device(EFA[0], offered=False), variables(UCX_IB_GID_INDEX="0")),
+    "ucx-offers-not-without-gid-at-an-index": state(
+        device(EFA[0], offered=False), port(EFA[0], gids__0="0000:0000::0000"), variables(UCX_IB_GID_INDEX="7")
+    ),
+    "ucx-says-why-not-of-two-gids": state(
+        port(EFA[0], gids__1="2001:0db8::1"), device(EFA[0], shared_queues=1),
+        backend("UCX", said=["uct_iface_open(srd/rdmap79s0:1) failed: Address not valid"]),
+    ),
     "ucx-offers-not-without-gid": state(device(EFA[0], offered=False), port(EFA[0], gids__0="0000:0000::0000")),
     "ucx-leaves-out-all": state(variables(UCX_NET_DEVICES="enp71s0:1")),
     "ucx-leaves-out-all-without-port": state(variables(UCX_NET_DEVICES="enp71s0,enp72s0")),
@@ -769,6 +789,8 @@ STATES = {
     "gpu-not-given": state(gpus(0, unusable=[{"index": 1, "error": "Insufficient Permissions"}]), cuda(0, GPU_0)),
     "gpu-not-given-any": state(gpus(unusable=[{"index": 1, "error": "Insufficient Permissions"}]), cuda(0)),
     "gpu-lost": state(gpus(0, unusable=[{"index": 1, "error": "GPU is lost"}]), cuda(0, GPU_0)),
+    "gpus-lost": state(gpus(unusable=[{"index": 0, "error": "GPU is lost"}, {"index": 1, "error": "odd"}]), cuda(0)),
+    "gpu-on-the-bus-alone": state(gpus(), cuda(0), profile="[image]\n"),
     "gpu-lost-without-remedy": state(gpus(0, unusable=[{"index": 1, "error": "odd"}]), cuda(0, GPU_0)),
     "gpu-none-listed": state(gpus(), cuda(0), profile="h100"),
     "gpu-none": state(gpus(), cuda(100, node=False), off_bus(GPU_0, GPU_1), profile="[image]\n"),
@@ -832,6 +854,12 @@ STATES = {
     # gpu_health
     "p2p-off": state(pairs("ok", "the chipset does not support it"), gpu(1, state={"fabric": "has not started"})),
     "p2p-off-with-nvlink": state(pairs("it is not supported", "it is not supported")),
+    "p2p-off-with-nvlink-of-one": state(
+        pairs("it is not supported", "it is not supported"), gpu(0, nvlinks=0), gpu(1, nvlinks=None)
+    ),
+    "p2p-off-with-nvlink-of-the-first": state(
+        pairs("it is not supported", "it is not supported"), gpu(1, nvlinks=None)
+    ),
     "p2p-off-without-nvlink": state(pairs("it is not supported", "it is not supported"), gpu(nvlinks=None)),
     "p2p-off-without-nvlink-in-two-ways": state(
         pairs("it is not supported", "the driver does not know"), gpu(nvlinks=None),
@@ -853,6 +881,7 @@ STATES = {
     "nvlink-0-of-one-gpu": state(gpu(nvlinks=0), profile="loopback", after="gpu-missing"),
     "direct-by-peermem": state(*NO_DMA_BUF, write("/sys/module/nvidia_peermem/refcnt", 1)),
     "direct-by-efa": state(answer("dma_buf", supported=False)),
+    "direct-by-efa-in-small-letters": state(answer("dma_buf", supported=False), p2p("nvidia", *EFA)),
     "direct-by-efa-of-some": state(answer("dma_buf", supported=False), p2p("NONE", EFA[1])),
     "direct-by-nothing": state(*NO_DMA_BUF),
     "direct-unknown": state(*NO_DMA_BUF, silent("dma_buf", "it did not answer")),
@@ -915,7 +944,8 @@ STATES = {
     **{
         f"etcd-{fact}-{value}": state(answer("etcd", **{fact: value}))
         for fact, values in (
-            ("version", ("3.3.27", "3.4.0", "4.0.0", "3.x", "new")), ("latency", (0.0999, 0.1, 0.9999, 1.0, None)),
+            ("version", ("3.3.27", "3.4.0", "4.0.0", "3.x", ".5", "new")),
+            ("latency", (0.0999, 0.1, 0.9999, 1.0, None)),
             ("clock", (5.0, -5.0, 5.6, -90.0, 2.4, -0.2, None)),
         )
         for value in values
@@ -947,6 +977,13 @@ STATES = {
     "variables-of-no-family": state(
         nixl(ucx_variables=["UCX_GGA_OF_IT", "UCX_RC_VERBS_ON_IT"], unused={"UCX_IB_OF_IT": "", "UCX_XX_YY": ""}),
         variables(UCX_IB_OF_IT="1", UCX_XX_YY="1"),
+    ),
+    "variables-of-this-nixl": state(
+        variables(NIXL_NEW_THING="1", FI_EFA_NEW="1", UCX_NEW="1"),
+        nixl(nixl_variables=["NIXL_NEW_THING"], fabric_variables=["FI_EFA_NEW", "FI_HMEM"], ucx_variables=["UCX_NEW"]),
+    ),
+    "variables-of-the-first-provider": state(
+        variables(FI_EFA_ODD="1"), nixl(fabric_variables=["FI_EFA_X", "FI_HMEM"])
     ),
     "variables-without-ucx": state(variables(UCX_PROTO_INFO="y", UCX_PROTO_INFOS="y"), nixl(ucx_variables=[])),
     "variables-of-another-provider": state(variables(FI_CXI_X="1", FI_OPX_Y="2")),
@@ -994,6 +1031,7 @@ STATES = {
     "device-absent": state(variables(UCX_NET_DEVICES="rdmap79s1:1,enp71s0")),
     "device-absent-like-no-other": state(variables(FI_TCP_IFACE="zzz")),
     "device-pattern": state(variables(UCX_NET_DEVICES="rdmap*,mlx5_[01],enp7?s0")),
+    "device-list-with-blanks": state(variables(UCX_NET_DEVICES="enp71s0, ,rdmap79s0:1 ")),
     "device-all": state(variables(UCX_NET_DEVICES="all")),
     "device-excluded": state(variables(UCX_NET_DEVICES="^rdmap79s0")),
     "device-loopback": state(loopback, variables(FI_SOCKETS_IFACE="lo")),
@@ -1002,7 +1040,8 @@ STATES = {
     **{
         f"provider-{value.replace(' ', '_')}": state(variables(FI_PROVIDER=value))
         for value in (
-            "efaa", "zzz", "tcp", "EFA", "tcp,Efa", "efa;ofi_rxd,tcp", "efa-direct,OFI_RXM", ",efa,", "^efa",
+            "efaa", "efaa,zzz", "zzz", "tcp",
+            "EFA", "tcp,Efa", "efa;ofi_rxd,tcp", "efa-direct,OFI_RXM", ",efa,", "^efa",
             "^tcp,EFA",
             "^tcp", "^tcp, efa", "^efa-direct", "tcp, efa", ",", "off_x,efa", "verbs,efa",
         )
@@ -1021,6 +1060,10 @@ STATES = {
         )
     },
     "agree-two-etcds": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://b:2379")),
+    "agree-second-etcd-alone": state(variables(ETCD_ENDPOINTS="http://b:2379")),
+    "agree-plugins-of-one-backend": state(
+        variables(NIXL_PLUGIN_DIR=PLUGINS), backend("UCX", plugin="/other/libplugin_UCX.so")
+    ),
     "agree-one-etcd": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://a:2379/")),
     "agree-many-faults": state(variables(
         NIXL_ETCD_ENDPOINTS="http://a:2379", https_proxy="http://proxy:3128", FI_EFA_USE_DEVICE_RDMA="No",
