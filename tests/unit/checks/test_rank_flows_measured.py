@@ -406,3 +406,25 @@ def test_the_workers_of_a_pattern_end_at_the_same_time(measured: Measure) -> Non
     measurement.log.clear()
     flows.close()
     assert measurement.log == [(rank, step) for step in ("ask to end", "close") for rank in range(4)]
+
+
+def test_the_flows_that_leave_one_rank_lie_behind_each_other_and_its_log_is_understood_once_for_a_size(
+    measured: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows = (Flow(1, 0, 64), Flow(1, 2, 64), Flow(1, 3, 32))
+    measurement = measured(kind=replace(KIND, pattern=TrafficPattern("outcast", 4, flows)), hosts="abcd")
+    measurement.start()
+    ((_, prepared),) = [request for request in measurement.requests_of("flows_prepare") if request[0] == 1]
+    assert [flow["slots"] for flow in prepared["flows"]] == [
+        [[[start + slot * size, size, 0], [slot * size, size, 0]] for slot in (0, 1)]
+        for start, size in ((0, 64), (128, 64), (256, 32))
+    ]
+    sizes: list[int] = []
+
+    def transports(backend: object, log: str, op: str, size: int, memory: MemoryPair) -> tuple[str, ...]:
+        sizes.append(size)
+        return (log,)
+
+    monkeypatch.setattr(type(BACKENDS["UCX"]), "transports", transports)
+    assert [flow.transports for flow in measurement.flows.measure(repeats=1).flows] == [("log of 1",)] * 3
+    assert sizes == [64, 32]
