@@ -8,26 +8,19 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers.contention import spinning
 from helpers.forked_runs import save_time
 
-from pytest_nixl.checks.pattern import rank_flows
 from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
 from pytest_nixl.checks.pattern.fairness import ALONE, LOADS, TOGETHER, PatternKind, judge_fairness
-from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
-from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.checks.pattern.rank_flows import REPEATS, RankFlows
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
@@ -189,153 +182,3 @@ def test_four_busy_loops_on_a_healthy_host_accuse_no_rank_and_no_flow(make_setti
     for judged in (judge_pattern_culprit(measured), judge_fairness(measured)):
         assert judged.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), (judged, measured.disturbed)
         assert "culprit" not in judged.reason
-
-
-class Started:
-    """A worker of a rank that does nothing. It is a double, so that a rank can fail at a known moment."""
-
-    def __init__(self) -> None:
-        self.killed = 0
-        self.active: list[int] = []
-
-    def kill(self) -> None:
-        self.killed += 1
-
-    def call(self, command: str, device: int) -> None:
-        assert command == "activate"
-        self.active.append(device)
-
-
-def pattern_kind(memory: MemoryPair = HOST) -> PatternKind:
-    return PatternKind(PatternChoice.parse("alltoall:3").of(1, 64), "UCX", "WRITE", memory, 1)
-
-
-def test_a_rank_that_does_not_start_ends_the_ranks_before_it(make_settings: Callable[..., Settings]) -> None:
-    settings, worker = make_settings(), Started()
-
-    def refused(*_: object) -> None:
-        raise WorkerError("no process can be started")
-
-    hosts: list[Any] = [SimpleNamespace(start=lambda *_: worker), SimpleNamespace(start=refused), None]
-    with pytest.raises(WorkerError, match="no process"):
-        RankFlows(hosts, ["a", "b", "c"], pattern_kind(), settings, settings.agents[0])
-    assert worker.killed == 1
-
-
-@pytest.mark.parametrize(("hosts", "devices", "progress"), [("aaa", [4, 5, 4], None), ("aab", [4, 4, 4], True)])
-def test_the_ranks_of_one_host_share_its_gpus_in_turn(
-    hosts: str,
-    devices: list[int],
-    progress: bool | None,
-    make_settings: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    flows = RankFlows.__new__(RankFlows)
-    workers = [Started() for _ in hosts]
-    for name, value in {
-        "_kind": pattern_kind(MemoryPair("DRAM", "VRAM")), "_hosts": lambda: list(hosts), "_workers": workers,
-        "_gpus": [],
-    }.items():  # fmt: skip
-        setattr(flows, name, value)
-
-    def record_creation(*_: object, progress_thread: bool, **__: object) -> None:
-        raise WorkerError(f"progress thread: {progress_thread}")
-
-    monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
-    monkeypatch.setattr(NixlAgent, "within_each", record_creation)
-    with pytest.raises(WorkerError, match=f"^progress thread: {bool(progress)}"):
-        flows._prepared(replace(make_settings().agents[0], progress_thread=progress))
-    assert [worker.active for worker in workers] == [[device] for device in devices]
-    assert [gpu.number for gpu in flows._gpus] == devices
-
-
-class AllocatingAgent:
-    """An agent that keeps what is allocated and registered. It is a double, because no machine of CI has GPU memory."""
-
-    def __init__(self, *types: str) -> None:
-        self.types, self.creations, self.registered = list(types), list[Any](), list[Any]()
-        self.register = self.registered.append
-
-    def get_backend_mem_types(self, backend: str) -> list[str]:
-        return self.types
-
-    def request_buffer(self, size: int, memory: str, *, device: int) -> Any:
-        self.creations.append((size, memory, device))
-        return SimpleNamespace(result=partial(self.creations.__getitem__, -1))
-
-
-def allocated(
-    monkeypatch: pytest.MonkeyPatch, settings: Settings, op: str, memory: str, agents: list[AllocatingAgent]
-) -> RankFlows:
-    """Return flows whose ranks have allocated their buffers: three flows between three ranks of one host."""
-    flows, kind = RankFlows.__new__(RankFlows), replace(pattern_kind(MemoryPair.parse(memory)), op=op, depth=2)
-    listed = [Flow(0, 1, 64), Flow(2, 1, 128), Flow(0, 2, 32)]
-    vars(flows).update(_kind=kind, _flows=listed, _hosts=lambda: list("aaa"), _workers=[Started()] * 3, _gpus=[])
-    monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
-    monkeypatch.setattr(NixlAgent, "within_each", lambda *_, **__: agents)
-    flows._ranks = flows._prepared(settings.agents[0])
-    return flows
-
-
-@pytest.mark.parametrize(
-    ("op", "memory", "segments"),
-    [
-        ("WRITE", "DRAM:VRAM", [[(192, "DRAM", 4)], [(384, "VRAM", 5)], [(256, "DRAM", 4), (64, "VRAM", 4)]]),
-        ("READ", "DRAM:VRAM", [[(192, "VRAM", 4)], [(384, "DRAM", 5)], [(256, "VRAM", 4), (64, "DRAM", 4)]]),
-        ("WRITE", "DRAM:DRAM", [[(192, "DRAM", 0)], [(384, "DRAM", 0)], [(256, "DRAM", 0), (64, "DRAM", 0)]]),
-    ],
-)
-def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive(
-    op: str, memory: str, segments: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agents = [AllocatingAgent(*(f"{place}_SEG" for _, place, _ in of_rank)) for of_rank in segments]
-    flows = allocated(monkeypatch, make_settings(), op, memory, agents)
-    assert [agent.creations for agent in agents] == segments
-    assert [agent.registered for agent in agents] == segments
-    assert [(rank.outgoing, rank.incoming) for rank in flows._ranks] == [
-        (segments[0][0], None), (None, segments[1][0]), tuple(segments[2]),
-    ]  # fmt: skip
-    assert [(place.source, place.target) for place in flows._placed().values()] == [(0, 0), (0, 128), (128, 0)]
-
-
-def test_a_backend_without_gpu_memory_is_named(
-    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(
-        NotApplicableError, match="DRAM:VRAM needs a backend that supports GPU memory, but UCX does not"
-    ):
-        allocated(monkeypatch, make_settings(), "WRITE", "DRAM:VRAM", [AllocatingAgent("DRAM_SEG")] * 3)
-
-
-@pytest.mark.parametrize(
-    ("duration", "timeout", "slowest", "window"),
-    [(2.0, 60.0, 0.001, 2.0), (0.0, 60.0, 0.001, LEAST_SECONDS), (0.0, 60.0, 1.0, LEAST_TURNS), (0.0, 8.0, 1.0, 2.0)],
-)
-def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadline_at_most(
-    duration: float, timeout: float, slowest: float, window: float
-) -> None:
-    flows = RankFlows.__new__(RankFlows)
-    first, second = pattern_kind().pattern.flows[:2]
-    # Neither the first transfers count, which also connect, nor those that something else held up.
-    tried = {first: [5.0, 9.0, slowest, 8.0], second: [7.0, 0.0001, 0.0002, 6.0]}
-    measured = SimpleNamespace(windows={flow: [(1, seconds) for seconds in times] for flow, times in tried.items()})
-    for name, value in {
-        "_settings": SimpleNamespace(duration=duration, timeout=timeout), "_run": lambda steps: [measured] * len(steps),
-    }.items():  # fmt: skip
-        setattr(flows, name, value)
-    [step] = flows._with_durations([FlowStep("together", [(first, second)], (9.0, 9.0))])
-    assert list(step.durations) == pytest.approx([0.1 * window, window])
-
-
-def test_the_workers_of_a_pattern_end_at_the_same_time() -> None:
-    calls: list[str] = []
-
-    def worker(name: str) -> SimpleNamespace:
-        return SimpleNamespace(
-            ask_to_end=lambda: calls.append(f"ask {name}"), close=lambda: calls.append(f"close {name}")
-        )
-
-    flows = RankFlows.__new__(RankFlows)
-    vars(flows)["_workers"] = [worker("a"), worker("b")]
-    flows.close()
-    assert calls == ["ask a", "ask b", "close a", "close b"]

@@ -7,6 +7,7 @@ The ranks are doubles that answer at once. ``test_rank_flows.py`` has the real N
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import pytest
 from pytest_nixl.checks.pattern import rank_flows
 from pytest_nixl.checks.pattern.fairness import ALONE, LOADS, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.checks.pattern.rank_flows import RankFlows
+from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.device_counters import LossyDevice
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
@@ -22,6 +24,7 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, TrafficPattern
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.worker_errors import WorkerError
 
 #: Two flows to rank 0, one back to rank 1; rank 3 rests.
@@ -34,21 +37,31 @@ RATE = 100
 class Rank:
     """One rank: its worker, its agent and its buffers, which answer at once."""
 
-    def __init__(self, number: int, log: list[tuple[Any, ...]], wrong: Mapping[int, Sequence[Any]]) -> None:
+    def __init__(self, number: int, host: str, log: list[tuple[Any, ...]], wrong: Mapping[int, Sequence[Any]]) -> None:
         self.number, self.name, self.ref, self.worker = number, f"agent {number}", f"ref {number}", self
-        self.pid, self.versions = 10 + number, {"host": "aabcd"[number], "obstacle": f"obstacle of {number}"}
+        self.pid, self.versions = 10 + number, {"host": host, "obstacle": f"obstacle of {number}"}
         self.killed, self._log, self._steps = 0, log, list[Any]()
         #: What each comparison of this rank finds, in turn.
         self._wrong = iter(wrong.get(number, ()))
         self._reports = 0
-        #: How many steps its reports lack.
-        self.short = 0
+        #: The seconds of its fastest trial.
+        self.trial = 0.01
+        #: How many steps its reports lack, and the memory that its backend can register.
+        self.short, self.segments = 0, ["DRAM_SEG", "VRAM_SEG"]
 
     def start(self, role: str, environment: object, timeout: float, start_timeout: float) -> Rank:
         self._log.append((self.number, "start", role, timeout, start_timeout))
         return self
 
+    def get_backend_mem_types(self, backend: str) -> list[str]:
+        assert backend == "UCX"
+        return self.segments
+
+    def call(self, command: str, *, device: int) -> None:
+        self._log.append((self.number, command, device))
+
     def request_buffer(self, size: int, memory: str, *, device: int) -> Any:
+        self._log.append((self.number, "allocate", size, memory, device))
         return SimpleNamespace(result=lambda: SimpleNamespace(
             register=None, size=size, descriptor=lambda offset, length: (offset, length, 0),
             fill_parts=self._fill, compare_parts=self._compare, compared=lambda answer, count: answer[:count],
@@ -79,7 +92,8 @@ class Rank:
     def _report(self, step: dict[str, Any]) -> dict[str, Any]:
         durations = step["durations"]
         # The first transfers also connect, and take long; of the others the fastest counts.
-        seconds = [duration or (9.0 if number == 0 else 0.01 * number) for number, duration in enumerate(durations)]
+        trials = (9.0, self.trial, 2 * self.trial)
+        seconds = [duration or trials[number] for number, duration in enumerate(durations)]
         counts = [int(RATE * part) + number + self._reports for number, part in enumerate(seconds)]
         contention = 0.1 * self.number + 0.01 * self._reports
         return {"windows": [(flow, counts, seconds) for flow in step["flows"]], "contention": contention}
@@ -91,24 +105,45 @@ class Rank:
     def kill(self) -> None:
         self.killed += 1
 
+    def ask_to_end(self) -> None:
+        self._log.append((self.number, "ask to end"))
+
+    def close(self) -> None:
+        self._log.append((self.number, "close"))
+
 
 class Measurement:
     """Flows of four ranks that are doubles, and what these were asked."""
 
-    def __init__(self, settings: Settings, wrong: Mapping[int, Sequence[Any]], patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, settings: Settings, kind: PatternKind, hosts: str, wrong: Mapping[int, Sequence[Any]],
+        patch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
         self.log: list[tuple[Any, ...]] = []
-        self.ranks = [Rank(number, self.log, wrong) for number in range(5)]
+        self.ranks = [Rank(number, host, self.log, wrong) for number, host in enumerate(hosts)]
         self.losses: list[tuple[Any, ...]] = []
         seeds = iter(range(1, 99))
         patch.setattr(rank_flows, "secrets", SimpleNamespace(randbits=lambda bits: next(seeds)))
-        patch.setattr(NixlAgent, "within_each", lambda workers, **options: list(workers))
+        patch.setattr(NixlAgent, "within_each", self._create_agents)
+        visible = [LinkGpu(number, "H100", f"GPU-{number}", "") for number in (4, 5)]
+        patch.setattr(rank_flows, "gpus", lambda worker, memory: visible)
         patch.setattr(rank_flows, "connect_partners", lambda agents, pairs: self.note("connect", len(agents), pairs))
         patch.setattr(rank_flows, "results", self._wait)
         backend = type(BACKENDS["UCX"])
         patch.setattr(backend, "transports", lambda backend, log, *row: (f"{log} {row[:2]}",))
         patch.setattr(rank_flows, "loss_counters", self._count_losses)
         patch.setattr(rank_flows, "lossy_devices", self._find_losses)
-        self.flows = RankFlows(cast(Any, self.ranks), list("wxyz"), KIND, settings, settings.agents[0])
+        self.settings, self._kind = settings, kind
+
+    def start(self) -> RankFlows:
+        """Start the ranks, and return their flows."""
+        options = self.settings.agents[0]
+        self.flows = RankFlows(cast(Any, self.ranks), list("wxyz"), self._kind, self.settings, options)
+        return self.flows
+
+    def _create_agents(self, workers: Sequence[Rank], **options: Any) -> list[Rank]:
+        self.note("create", options["backends"], options["progress_thread"], options["agent_options"])
+        return list(workers)
 
     def _wait(self, requests: Sequence[Any], serving: Sequence[Any] = ()) -> list[Any]:
         self.note("wait", len(requests), len(serving))
@@ -134,9 +169,11 @@ Measure = Callable[..., Measurement]
 
 @pytest.fixture
 def measured(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Measure:
-    def make(wrong: Mapping[int, Sequence[Any]] | None = None) -> Measurement:
-        settings = make_settings(timeout=60.0, start_timeout=90.0, duration=0.0)
-        return Measurement(settings, wrong or {}, monkeypatch)
+    def make(
+        wrong: Mapping[int, Sequence[Any]] | None = None, kind: PatternKind = KIND, hosts: str = "aabcd", **changes: Any
+    ) -> Measurement:
+        settings = make_settings(**{"timeout": 60.0, "start_timeout": 90.0, "duration": 0.0, **changes})
+        return Measurement(settings, kind, hosts, wrong or {}, monkeypatch)
 
     return make
 
@@ -144,6 +181,7 @@ def measured(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
 def test_ranks_start_connect_and_prepare_the_transfers_of_each_slot(measured: Measure) -> None:
     """The rank that most flows touch, rank 0, coordinates, and is connected with each rank that has a flow."""
     measurement = measured()
+    measurement.start()
     assert measurement.requests_of("start") == [(rank, "flows", 60.0, 90.0) for rank in range(4)]
     assert measurement.requests_of("connect") == [("pytest", 4, {(0, 1), (0, 2)})]
     assert measurement.requests_of("register") == [(0, 64), (1, 128), (2, 256), (0, 2 * 192), (1, 64)]
@@ -165,6 +203,7 @@ def test_ranks_start_connect_and_prepare_the_transfers_of_each_slot(measured: Me
 
 def test_flows_are_verified_timed_alone_and_together_and_verified_again(measured: Measure) -> None:
     measurement = measured()
+    measurement.start()
     measurement.log.clear()
     so_far: list[PatternSamples] = []
 
@@ -245,7 +284,7 @@ def test_the_first_corruption_of_each_flow_is_kept_with_its_phase(measured: Meas
     """Of rank 0 the second flow is wrong, from a comparison on; of rank 1 its flow at last."""
     later = {**WRONG, "offset": 99}
     comparisons = [[None, None]] * number + [[None, WRONG], *[[None, later]] * (2 - number)]
-    samples = measured({0: comparisons, 1: [None, None, [later]]}).flows.measure(repeats=1)
+    samples = measured({0: comparisons, 1: [None, None, [later]]}).start().measure(repeats=1)
     assert [flow.corruption for flow in samples.flows] == [
         None, Corruption(PHASES[number], 3, 128, 5, 1, 2), Corruption(PHASES[2], 3, 128, 99, 1, 2),
     ]  # fmt: skip
@@ -253,6 +292,7 @@ def test_the_first_corruption_of_each_flow_is_kept_with_its_phase(measured: Meas
 
 def test_a_rank_that_fails_ends_all(measured: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     measurement = measured()
+    measurement.start()
 
     def fail(requests: Sequence[Any], serving: Sequence[Any] = ()) -> list[Any]:
         raise WorkerError("rank 2 has ended")
@@ -266,6 +306,7 @@ def test_a_rank_that_fails_ends_all(measured: Measure, monkeypatch: pytest.Monke
 def test_each_rank_is_told_its_coordinators_and_who_shares_its_host(measured: Measure) -> None:
     """Of a flow that is measured alone the rank that does not post coordinates; a step waits for all ranks."""
     measurement = measured()
+    measurement.start()
     measurement.log.clear()
     measurement.flows.measure(repeats=1)
     requests_of = dict(measurement.requests_of("flows_run")[3:6])
@@ -291,6 +332,99 @@ def test_each_rank_is_told_its_coordinators_and_who_shares_its_host(measured: Me
 @pytest.mark.parametrize("short", [0, 1, 2])
 def test_a_rank_whose_report_lacks_a_step_is_an_error(measured: Measure, short: int) -> None:
     measurement = measured()
+    measurement.start()
     measurement.ranks[short].short = 1
     with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
         measurement.flows.measure()
+
+
+GPU = MemoryPair("DRAM", "VRAM")
+
+
+@pytest.mark.parametrize(
+    ("op", "memory", "hosts", "devices", "ends"),
+    [
+        ("WRITE", GPU, "aaaa", [4, 5, 4, 5], ("DRAM", "VRAM")),  # the ranks of one host share its GPUs in turn
+        ("READ", GPU, "aaab", [4, 4, 4, 4], ("VRAM", "DRAM")),
+        ("WRITE", MemoryPair("DRAM", "DRAM"), "aaaa", [], ("DRAM", "DRAM")),
+    ],
+)
+@pytest.mark.parametrize("progress", ["auto", "on"])
+def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive(
+    op: str, memory: MemoryPair, hosts: str, devices: list[int], ends: tuple[str, str], progress: str, measured: Measure
+) -> None:
+    measurement = measured(kind=replace(KIND, op=op, memory=memory), hosts=hosts, progress_thread=(progress,))
+    flows = measurement.start()
+    assert measurement.requests_of("activate") == list(enumerate(devices))
+    used = devices or [0] * 4
+    leaving, arriving = [(0, 64), (1, 128), (2, 256)], [(0, 384), (1, 64)]
+    assert measurement.requests_of("allocate") == [
+        (rank, size, kind, used[rank])
+        for kind, parts in zip(ends, (leaving, arriving), strict=True)
+        for rank, size in parts
+    ]
+    assert measurement.requests_of("create") == [("pytest", ["UCX"], progress == "on", measurement.settings.agents[0])]
+    assert [gpu.number for gpu in flows.measure(repeats=1).gpus] == devices
+
+
+def test_a_rank_that_cannot_start_or_has_no_gpu_memory_ends_those_before_it(
+    measured: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurement = measured(kind=replace(KIND, memory=GPU))
+    measurement.ranks[1].segments = ["DRAM_SEG"]
+    with pytest.raises(NotApplicableError, match=r"^DRAM:VRAM needs a backend that supports GPU memory, but UCX does"):
+        measurement.start()
+    assert [rank.killed for rank in measurement.ranks] == [1, 1, 1, 1, 0]
+    measurement = measured()
+
+    def refuse(*_: object) -> Rank:
+        raise WorkerError("no process can be started")
+
+    monkeypatch.setattr(measurement.ranks[2], "start", refuse)
+    with pytest.raises(WorkerError, match="no process can be started"):
+        measurement.start()
+    assert [rank.killed for rank in measurement.ranks] == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("duration", "timeout", "slowest", "window"),
+    [(2.0, 60.0, 0.001, 2.0), (0.0, 60.0, 0.001, 0.1), (0.0, 60.0, 1.0, 10.0), (0.0, 8.0, 1.0, 2.0)],
+)
+def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadline_at_most(
+    duration: float, timeout: float, slowest: float, window: float, measured: Measure
+) -> None:
+    measurement = measured(duration=duration, timeout=timeout)
+    measurement.ranks[2].trial = slowest
+    measurement.start().measure(repeats=1)
+    together = measurement.requests_of("flows_run")[6][1]["steps"][-1]
+    assert list(together["durations"]) == pytest.approx([0.1 * window, window])
+
+
+def test_the_workers_of_a_pattern_end_at_the_same_time(measured: Measure) -> None:
+    measurement = measured()
+    flows = measurement.start()
+    measurement.log.clear()
+    flows.close()
+    assert measurement.log == [(rank, step) for step in ("ask to end", "close") for rank in range(4)]
+
+
+def test_the_flows_that_leave_one_rank_lie_behind_each_other_and_its_log_is_understood_once_for_a_size(
+    measured: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows = (Flow(1, 0, 64), Flow(1, 2, 64), Flow(1, 3, 32))
+    measurement = measured(kind=replace(KIND, pattern=TrafficPattern("outcast", 4, flows)), hosts="abcd")
+    measurement.start()
+    ((_, prepared),) = [request for request in measurement.requests_of("flows_prepare") if request[0] == 1]
+    assert [flow["slots"] for flow in prepared["flows"]] == [
+        [[[start + slot * size, size, 0], [slot * size, size, 0]] for slot in (0, 1)]
+        for start, size in ((0, 64), (128, 64), (256, 32))
+    ]
+    sizes: list[int] = []
+
+    def transports(backend: object, log: str, op: str, size: int, memory: MemoryPair) -> tuple[str, ...]:
+        sizes.append(size)
+        return (log,)
+
+    monkeypatch.setattr(type(BACKENDS["UCX"]), "transports", transports)
+    assert [flow.transports for flow in measurement.flows.measure(repeats=1).flows] == [("log of 1",)] * 3
+    assert sizes == [64, 32]
