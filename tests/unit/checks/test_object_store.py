@@ -351,6 +351,9 @@ def test_nixl_reads_what_it_wrote_with_the_parameters_of_the_run(ask: Ask, serve
     nixl = DoubledNixl(server, {"WRITE": BROKEN}, {})
     judged = ask(agents=nixl, parameters=(UNCHUNKED,))
     assert (len(nixl.started), judged.remedy) == (1, DEBUG), "a parameter that the run has is not tried"
+    nixl = DoubledNixl(server, {"WRITE": BROKEN}, {})
+    ask(agents=nixl, parameters=(BackendParameter("OBJ", "scheme", "http"),))
+    assert nixl.started[1] == (["OBJ"], {"req_checksum": "required", "scheme": "http"})
 
 
 @pytest.mark.parametrize(("skew", "verdict"), [(-500, Verdict.WARN), (500, Verdict.WARN), (50, Verdict.PASS)])
@@ -365,8 +368,12 @@ def test_clock_that_runs_away_is_a_warning(ask: Ask, server: S3Server, skew: flo
     assert re.fullmatch(warning, judged.reason) if verdict is Verdict.WARN else judged == passes(url)
 
 
-def test_server_that_fails_after_nixl_began_is_the_cause(ask: Ask, server: S3Server) -> None:
-    nixl = DoubledNixl(server, {"WRITE": BROKEN})
+@pytest.mark.parametrize("mistake", [BROKEN, "PROC"])
+def test_server_that_fails_after_nixl_began_is_the_cause(
+    ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch, mistake: object
+) -> None:
+    monkeypatch.setattr(object_store, "ASK_SECONDS", 0.1)
+    nixl = DoubledNixl(server, {"WRITE": mistake})
     with faulty_s3(server.url, lambda *_: "InternalError" if nixl.started else "") as (url, _):
         judged = ask(url, agents=nixl)
     assert judged.verdict is Verdict.FAIL
