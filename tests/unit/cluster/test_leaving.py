@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -189,8 +189,16 @@ class Peer:
 
 
 @pytest.fixture
-def peer(monkeypatch: pytest.MonkeyPatch) -> Peer:
-    return Peer(monkeypatch)
+def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    before = set(threading.enumerate())
+    peer = Peer(monkeypatch)
+    yield peer
+    for worker in peer.workers:
+        worker.far.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    for worker in peer.workers:
+        worker.channel.close()
 
 
 START: dict[str, Any] = {"worker": 3, "role": "agent", "environment": {"UCX_TLS": "tcp", "NIXL_LOG_LEVEL": None}}

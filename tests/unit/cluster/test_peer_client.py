@@ -370,6 +370,9 @@ def test_all_peers_are_asked_with_one_request_to_etcd_and_no_answer_is_kept(part
     parts.answers = {1: "a", 2: "b", 3: "c"}
     assert driver.ask_all("command", name="x") == parts.answers
     assert parts.log[1:] == [{rank: {"ask": "command", "number": 0, "name": "x"} for rank in (1, 2, 3)}]
+    for peer in driver.peers.values():
+        with pytest.raises(KeyError):
+            peer.answer({"ask": "command", "number": 1})
     # The error is that of the lowest rank, whichever came first.
     parts.answers = {1: "a", 2: ValueError("no b"), 3: ValueError("no c")}
     with pytest.raises(PeerError, match="rank 2 on node-2 refused 'command': no b"):

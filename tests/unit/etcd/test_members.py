@@ -266,6 +266,9 @@ def test_an_etcd_without_a_gateway_is_told_from_another_server(version: object, 
     session = PlannedSession(m1=[(404, "404 page not found", "Not Found"), version])
     with pytest.raises(EtcdError, match=message):
         ask(of(session, FIRST))
+    refusal = json.dumps({"code": 14, "message": f"etcdserver: no leader {'x' * 60_000}"})
+    with pytest.raises(EtcdError, match="it has no leader"):
+        ask(of(PlannedSession(m1=[(503, refusal, "Service Unavailable")]), FIRST))
     session = PlannedSession(m1=[(500, "", "Internal Server Error")])
     with pytest.raises(EtcdError, match="it answers 'Internal Server Error' to /v3"):
         ask(of(session, FIRST))
