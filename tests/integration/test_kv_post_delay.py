@@ -29,8 +29,8 @@ from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
-# They compare times, and a run of CI would wait for them alone: there tests/unit/checks/test_kv_post.py finds a post that
-# grows too fast, and tests/unit/session/test_baseline.py a slower image.
+# They compare times, and CI would wait for them alone: there tests/unit/checks/test_kv_post.py finds a post that grows
+# too fast, and tests/unit/session/test_baseline.py a slower image.
 pytestmark = [pytest.mark.alone, pytest.mark.whole, pytest.mark.soak]
 
 #: The planted delay of each descriptor in seconds, and the loss up to which a launch is unchanged.
