@@ -36,7 +36,7 @@ class LoggedNixl:
 
     def __init__(self) -> None:
         self.log: list[object] = []
-        self.fails = False
+        self.fault: Exception | None = None
 
     def get_plugin_list(self) -> list[str]:
         return ["UCX", "POSIX", "OWN"]
@@ -45,8 +45,8 @@ class LoggedNixl:
         self.log.append(("create", plugin, parameters))
 
     def make_agent(self, name: str, **options: object) -> LoggedNixl:
-        if self.fails:
-            raise RuntimeError("no plugin")
+        if self.fault is not None:
+            raise self.fault
         self.log.append(("agent", name, options))
         return self
 
@@ -98,9 +98,10 @@ def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_it
         ("begin", "POSIX"), ("create", "POSIX", {"a": "b", "threads": "3"}), ("end", "POSIX"),
         ("create", "OWN", {"threads": "3"}),
     ]  # fmt: skip
-    assert reply["versions"] == {
+    versions = {
         "library of UCX": "1.0", "library of POSIX": "1.0", "ucx": "1.23.0", "obstacle": "Yama forbids it",
     }  # fmt: skip
+    assert reply == {"agent": AGENT, "versions": versions}
 
 
 def test_only_an_agent_with_ucx_says_what_limits_its_transports(
@@ -118,8 +119,11 @@ def test_a_plugin_that_this_nixl_lacks_is_named_with_those_that_it_has(nixl: Log
 
 
 def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
-    nixl.fails = True
+    nixl.fault = RuntimeError("no plugin")
     with pytest.raises(NixlPluginError, match=r"^NIXL cannot create an agent: no plugin"):
+        create(["UCX"])
+    nixl.fault = ValueError("an empty name")
+    with pytest.raises(nixl_api.NixlCallError, match=r"^an empty name$"):
         create(["UCX"])
 
 

@@ -224,6 +224,7 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         ("http://h:++2379", ""),
         ("+ 2379", ""),
         ("http://h: 2379", ""),
+        ("a 1,i:2", "http://i:2"),
         ("2379", ""),
         ("http://h:99999", ""),
         ("http://h:237900", ""),

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, Finished, command, environment
@@ -15,6 +17,7 @@ from pytest_nixl.nixl.worker.foreign_memory import obstacle
 
 WITHOUT = [sys.executable, str(Path(__file__).parents[2] / "helpers" / "without_ptrace.py")]
 ROW = (BANDWIDTH, "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms")
+CAPABLE, BARE = "000001ffffffffff", "00000000a80425fb"
 NAMED = "lacks the capability SYS_PTRACE"
 
 
@@ -67,21 +70,38 @@ def output_of(*prefix: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("transports", ["", "all", "sm,self", "cma", "rc,cma,shm", "^tcp", "^posix"])
-def test_filter_is_named_if_ucx_may_use_cma(transports: str) -> None:
-    assert NAMED in output_of(*WITHOUT, UCX_TLS=transports)
+def test_a_real_filter_is_named() -> None:
+    assert NAMED in output_of(*WITHOUT, UCX_TLS="all")
 
 
-@pytest.mark.parametrize("transports", ["tcp", "self,posix", "^cma", "^sm,tcp"])
-def test_nothing_is_named_if_ucx_may_not_use_cma(transports: str) -> None:
-    assert output_of(*WITHOUT, UCX_TLS=transports) == ""
+@pytest.mark.parametrize(
+    ("transports", "code", "filtered", "subject"),
+    [
+        *[(transports, errno.EPERM, "2", "a seccomp filter (the container's) forbids")
+          for transports in ("", "all", "sm,self", "cma", "rc,cma,shm", "^tcp", "^posix")],
+        ("", errno.EACCES, "0", "the kernel forbids"),
+        ("", errno.ENOSYS, "1", "the kernel forbids"),
+        ("", errno.EFAULT, "2", ""),
+        *[(transports, errno.EPERM, "2", "") for transports in ("tcp", "self,posix", "^cma", "^sm,tcp")],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("capable", [False, True])
+def test_a_call_that_is_forbidden_is_named_if_ucx_may_use_cma(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str, code: int, filtered: str, subject: str,
+    capable: bool,
+) -> None:  # fmt: skip
+    (tmp_path / "self").mkdir()
+    capabilities = CAPABLE if capable else BARE
+    (tmp_path / "self" / "status").write_text(f"CapEff:\t{capabilities}\nSeccomp:\t{filtered}\n")
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(process_vm_readv=lambda *_: -1))
+    monkeypatch.setattr("ctypes.get_errno", lambda: code)
+    lacks = "" if capable else f", and this container or process {NAMED}"
+    sentence = f"{subject} process_vm_readv, with which cma reads the other process's memory{lacks}"
+    assert obstacle({"UCX_TLS": transports}, tmp_path) == (sentence if subject else "")
 
 
 def test_nothing_is_named_if_nothing_forbids_it() -> None:
     assert output_of() == ""
-
-
-CAPABLE, BARE = "000001ffffffffff", "00000000a80425fb"
 
 
 @pytest.mark.parametrize(

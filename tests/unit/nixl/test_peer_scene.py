@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.nixl.worker.peer_scene import MOVED, SIZE, PeerScene
+from pytest_nixl.nixl.worker.peer_scene import MOVED, PEER, SIZE, PeerScene
 from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 
@@ -102,3 +102,13 @@ def test_wrong_bytes_are_counted_after_the_notification_of_their_own_transfer(
     assert requests == [b"compared"]
     (source, target) = ([(buffer.address, SIZE, 0, "")] for buffer in peer_scene._buffers)
     assert registered == [source, target, "metadata"]
+
+
+def test_all_bytes_move_from_this_agent_to_its_peer() -> None:
+    peer_scene = scene()
+    peer_scene.agent = SimpleNamespace(
+        get_xfer_descs=lambda rows, memory: (memory, rows), initialize_xfer=lambda *arguments: arguments
+    )
+    peer_scene.source, peer_scene.target = SimpleNamespace(address=100), SimpleNamespace(address=200)
+    local, remote = ("DRAM", [(100, SIZE, 0)]), ("DRAM", [(200, SIZE, 0)])
+    assert peer_scene.transfer_all() == ("WRITE", local, remote, PEER, MOVED)
