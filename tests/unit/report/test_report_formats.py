@@ -243,7 +243,7 @@ def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
 WRITE_ROW, READ_ROW = key("4KiB"), "UCX/READ/DRAM:VRAM/64KiB/batch8/depth4/2-5/notify=each"
 BARE_ROW = key("1MiB", backend="LIBFABRIC")
 #: A name with every sign that a format has a meaning for.
-IMAGE, DIGEST = 'reg/"a"|\\b*\nc:2', f"sha256:{32 * '12'}"
+IMAGE, DIGEST = 'reg/"a"|\\nb*\nc:2', f"sha256:{32 * '12'}"
 
 
 def small_run(image: str, slow: float, week: int, results: tuple[Result, ...] = ()) -> RecordedRun:
@@ -255,7 +255,7 @@ def small_run(image: str, slow: float, week: int, results: tuple[Result, ...] = 
     rows = {WRITE_ROW: [2.0 * value for value in spread], READ_ROW: [slow * value for value in spread]}
     data = record(image, rows, digest=DIGEST, week=week, versions=versions, results=results, extra=figures, name="n-a")
     bare = {"p50_us": 0.5, "p90_us": 0.0, "p99_us": float("nan"), "p99.9_us": 3.0, "transports": []}
-    data["benchmarks"] += record(image, {BARE_ROW: [4.0]} if week else {}, extra=bare)["benchmarks"]
+    data["benchmarks"][1:1] = record(image, {BARE_ROW: [4.0]} if week else {}, extra=bare)["benchmarks"]
     return parse_recorded(data, "r.json")
 
 
@@ -273,9 +273,9 @@ def small() -> RunReport:
                ratios=(ratio,)),
         Result("bandwidth", "w", Verdict.FAIL, "slow, too", "Look at 100 %.", RowKey.parse(WRITE_ROW), fast),
         Result("gpus", "g", Verdict.NOT_APPLICABLE, "no GPU"),
-        Result("stale", "s", Verdict.INCONCLUSIVE, "no lease", finding="NIXL-ETCD-HTTPS-PLAINTEXT"),
         Result("limit", "l", Verdict.PASS, "no lease", finding="NIXL-ETCD-STALE-KEY", known_limit=True),
         Result("registration", "r", Verdict.PASS, measured=tuple(measured)),
+        Result("stale", "s", Verdict.INCONCLUSIVE, "no lease", finding="NIXL-ETCD-HTTPS-PLAINTEXT"),
     )  # fmt: skip
     before, run = small_run("reg/nixl:1", 2.0, 0), small_run(IMAGE, 1.0, 1, results)
     return RunReport(run, compare_runs(before, run, 0.05), durations={"w": 1.23456}, seconds=9.87654, exit_code=1)
@@ -303,12 +303,13 @@ def test_the_parser_of_prometheus_reads_every_metric_of_a_run(small: RunReport, 
         "nixl_checks": [({"verdict": str(verdict)}, counts.get(str(verdict), 0.0)) for verdict in Verdict],
         "nixl_run_passed": [({}, 0.0)],
         "nixl_run_interrupted": [({}, 0.0)],
-        "nixl_bandwidth_bytes_per_second": [(fast, 2e9), (slow, 1e9), (bare, 4e9)],
+        "nixl_bandwidth_bytes_per_second": [(fast, 2e9), (bare, 4e9), (slow, 1e9)],
         "nixl_latency_seconds": [
-            *(({**row, "quantile": name}, pytest.approx(value))
-              for row in (fast, slow) for name, value in percentiles.items()),
-            *(({**bare, "quantile": name}, pytest.approx(value))
-              for name, value in (("0.5", 5e-7), ("0.9", 0.0), ("0.999", 3e-6))),
+            ({**row, "quantile": name}, pytest.approx(value))
+            for row, values in (
+                (fast, percentiles), (bare, {"0.5": 5e-7, "0.9": 0.0, "0.999": 3e-6}), (slow, percentiles)
+            )
+            for name, value in values.items()
         ],
         "nixl_bandwidth_floor_bytes_per_second": [(fast, 5e8), (slow, 5e8)],
         "nixl_bandwidth_ceiling_bytes_per_second": [(fast, 9e9), (slow, 9e9)],
@@ -350,7 +351,7 @@ def test_the_table_has_each_row_with_each_column(small: RunReport, tmp_path: Pat
         "regression": "",
     }  # fmt: skip
     with (tmp_path / "t.csv").open(newline="") as file:
-        assert list(csv.DictReader(file)) == [fast, slow, bare]
+        assert list(csv.DictReader(file)) == [fast, bare, slow]
     [alone, *_] = csv.DictReader(io.StringIO(FORMATS[".csv"](RunReport(small.run))))
     assert (alone["change"], alone["regression"], alone["interrupted"]) == ("", "", "")
 
@@ -365,7 +366,7 @@ def test_the_verdict_for_programs_has_every_result_and_row(small: RunReport, tmp
         "format": 1, "verdict": "FAIL", "next": "reject", "text": "", "exit_code": 1, "seconds": 9.877, "rows": 2,
         "when": "2026-03-09T03:00:00+00:00", "host": "n-a", "hosts": [], "failed_tests": [],
         "image": {"reference": IMAGE, "digest": DIGEST}, "versions": {"nixl": "1.5.1", "ucx": "1.20.0"},
-        "findings": ["NIXL-ETCD-HTTPS-PLAINTEXT", "NIXL-ETCD-STALE-KEY"], "known_limits": ["NIXL-ETCD-STALE-KEY"],
+        "findings": ["NIXL-ETCD-STALE-KEY", "NIXL-ETCD-HTTPS-PLAINTEXT"], "known_limits": ["NIXL-ETCD-STALE-KEY"],
         "results": [
             {**empty, "check": "etcd-uri", "test": "u", "verdict": "WARN", "outcome": "WARN",
              "reason": "a | and <b>\n*_`[end]\\", "remedy": "Leave it out."},
@@ -375,27 +376,30 @@ def test_the_verdict_for_programs_has_every_result_and_row(small: RunReport, tmp
              "remedy": "Look at 100 %.", "row": WRITE_ROW, "seconds": 1.235},
             {**empty, "check": "gpus", "test": "g", "verdict": "NOT-APPLICABLE", "outcome": "SKIP",
              "reason": "no GPU"},
-            {**empty, "check": "stale", "test": "s", "verdict": "INCONCLUSIVE", "outcome": "WARN",
-             "reason": "no lease", "finding": "NIXL-ETCD-HTTPS-PLAINTEXT"},
             {**empty, "check": "limit", "test": "l", "verdict": "PASS", "outcome": "PASS", "reason": "no lease",
              "finding": "NIXL-ETCD-STALE-KEY", "known_limit": True},
             {**empty, "check": "registration", "test": "r", "verdict": "PASS", "outcome": "PASS", "reason": ""},
+            {**empty, "check": "stale", "test": "s", "verdict": "INCONCLUSIVE", "outcome": "WARN",
+             "reason": "no lease", "finding": "NIXL-ETCD-HTTPS-PLAINTEXT"},
         ],
         "measured_rows": [
             {**row, "row": WRITE_ROW, "bandwidth": 2e9, "launches": [2e9, 2.02e9, 1.98e9, 2.04e9, 1.96e9]},
-            {**row, "row": READ_ROW, "bandwidth": 1e9, "launches": [1e9, 1.01e9, 0.99e9, 1.02e9, 0.98e9]},
             {"row": BARE_ROW, "bandwidth": 4e9, "launches": [4e9], "floor": None, "ceiling": None, "transports": [],
              "latencies": pytest.approx({"p50": 5e-7, "p90": 0.0, "p99.9": 3e-6})},
+            {**row, "row": READ_ROW, "bandwidth": 1e9, "launches": [1e9, 1.01e9, 0.99e9, 1.02e9, 0.98e9]},
         ],
     }  # fmt: skip
     assert {name: verdict[name] for name in expected} == expected
     write_report(replace(small, gate=True), tmp_path / "verdict.json")
-    outcomes = ["WARN", "FAIL", "FAIL", "SKIP", "FAIL", "PASS", "PASS"]
+    outcomes = ["WARN", "FAIL", "FAIL", "SKIP", "PASS", "PASS", "FAIL"]
     assert [result["outcome"] for result in read_verdict_file(tmp_path)["results"]] == outcomes
+    for refused, interrupted, text in (("no etcd", "", "no etcd"), ("", "Ctrl-C", "Ctrl-C")):
+        ended = replace(small, refused=refused, run=replace(small.run, interrupted=interrupted))
+        assert json.loads(FORMATS[".json"](ended))["text"] == text
 
 
 def test_the_summary_of_a_step_is_markdown_with_each_remedy_once(small: RunReport) -> None:
-    image, transports = 'reg/"a"\\|\\\\b\\* c:2', "rc/mlx5\\_0:1+tcp/eth0"
+    image, transports = 'reg/"a"\\|\\\\nb\\* c:2', "rc/mlx5\\_0:1+tcp/eth0"
     assert list(summary(small)) == [
         "## NIXL verdict: FAIL",
         "",
@@ -417,9 +421,9 @@ def test_the_summary_of_a_step_is_markdown_with_each_remedy_once(small: RunRepor
         "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
         f"| UCX WRITE DRAM:DRAM 4KiB | FAIL | 2 | 0.5 | 1.5 µs | 4 µs | {transports} | "
         "+0.0 % \\[-2.0, +2.0\\] UNCHANGED |",
+        "| LIBFABRIC WRITE DRAM:DRAM 1MiB |  | 4 |  | 500 ns |  |  |  |",
         "| UCX READ DRAM:VRAM 64KiB batch8 depth4 ranks 2-5 notify=each | FAIL | 1 | 0.5 | 1.5 µs | 4 µs | "
         f"{transports} | -50.0 % \\[-51.0, -49.0\\] REGRESSED |",
-        "| LIBFABRIC WRITE DRAM:DRAM 1MiB |  | 4 |  | 500 ns |  |  |  |",
         "",
         "| row | NIXL : raw | raw GB/s | by | over |",
         "| --- | ---: | ---: | --- | --- |",
@@ -625,6 +629,20 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
         for pair, rate in rates.items()
     }
     assert card.summary == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
+
+
+def test_a_cell_has_the_colour_of_its_share_of_the_fastest_and_its_devices() -> None:
+    """Full colour for the fastest, none for half of it or less. Transports without a device name none."""
+    rows = {f"{key('1MiB', pair=pair)}/threads=2": [rate] for pair, rate in (("0-1", 2.0), ("0-2", 1.5), ("1-2", 0.5))}
+    small = {name.replace("1MiB", "4KiB"): [9.0] for name in rows}
+    data = record("image:1", {**rows, **small}, extra={"transports": ["cma", "tcp/eth0", "rc/eth0"]})
+    [card] = matrices(parse_recorded(data, "r.json"))
+    assert card.title == "UCX WRITE DRAM:DRAM of 1MiB, threads=2"
+    cells = [cell for _, of_rank in card.rows for cell in of_rank if cell is not None]
+    assert [re.findall(r"(\d+)%", cell.style) for cell in cells] == [["35"], ["18"], ["0"]]
+    assert [(cell.text, cell.devices, cell.slowest) for cell in cells] == [
+        ("2", "eth0", False), ("1.5", "eth0", False), ("0.5", "eth0", True),
+    ]  # fmt: skip
 
 
 def test_the_filter_of_the_page_finds_a_row_by_all_its_ranks() -> None:
