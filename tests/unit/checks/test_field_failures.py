@@ -151,7 +151,7 @@ FIRST = (
            test="unit/checks/test_storage_queues.py::test_host_that_allows_neither_fails"),
     Report("plugins that do not load", "plugin-libraries",
            test="integration/test_doctor_real_faults.py::test_plugin_whose_libraries_are_missing_is_reported"),
-    Report("threads", "threads-one-agent", test="unit/checks/test_threads.py::test_a_fault_of_threads_is_seen"),
+    Report("threads", "threads-one-agent", test="unit/checks/test_threads.py::test_a_fault_of_shared_agents_is_counted"),
     Report("versions of ranks", "ranks-agree",
            test="cluster/test_faults.py::test_every_rank_ends_and_reports_the_fault"),
     Report("metadata over etcd's limit", "metadata-fits-etcd", test="integration/test_control_path_suite.py::"

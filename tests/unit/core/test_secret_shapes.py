@@ -17,7 +17,7 @@ from pytest_nixl import cli
 from pytest_nixl.core.redaction import HIDDEN, hide_command, hider, is_recorded, recorded, redact, redact_value
 from pytest_nixl.host.facts import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.model.engine_backends import ALLOC_CONF
+from pytest_nixl.model.engine_backends import ALLOC_CONF, ENGINE_BACKENDS
 
 
 @pytest.mark.parametrize(("around", "secret"), SHAPES, ids=[around for around, _ in SHAPES])
@@ -95,10 +95,10 @@ SWITCHES = {
 def test_every_variable_that_a_check_reads_is_recorded_as_it_is() -> None:
     """A check that reads ``***`` judges nothing."""
     folder = Path(cli.__file__).parents[1] / "checks" / "doctor"
-    read = set(ALLOC_CONF)
+    read = {*ALLOC_CONF, *(backend.variable for backend in ENGINE_BACKENDS if backend.variable)}
     for path in folder.glob("*.py"):
         module = import_module(f"pytest_nixl.checks.doctor.{path.stem}")
-        names = re.findall(r"(?:\bget|environment\.get|steering\.get)\(([\w\"]+)", path.read_text(encoding="utf-8"))
+        names = re.findall(r"(?:\bget|environment\.get|steering\.get)\(([\w\"]+)[,)]", path.read_text(encoding="utf-8"))
         read |= {getattr(module, name, name.strip('"')) for name in names if name.isupper()}
     assert {"UCX_TLS", "FI_PROVIDER", "VLLM_ALL2ALL_BACKEND", "NIXL_PLUGIN_DIR"} <= read
     assert {name for name in read if not is_recorded(name)} <= SWITCHES
