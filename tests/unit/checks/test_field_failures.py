@@ -151,7 +151,8 @@ FIRST = (
            test="unit/checks/test_storage_queues.py::test_host_that_allows_neither_fails"),
     Report("plugins that do not load", "plugin-libraries",
            test="integration/test_doctor_real_faults.py::test_plugin_whose_libraries_are_missing_is_reported"),
-    Report("threads", "threads-one-agent", test="unit/checks/test_threads.py::test_a_fault_of_shared_agents_is_counted"),
+    Report("threads", "threads-one-agent",
+           test="unit/checks/test_threads.py::test_a_fault_of_shared_agents_is_counted"),
     Report("versions of ranks", "ranks-agree",
            test="cluster/test_faults.py::test_every_rank_ends_and_reports_the_fault"),
     Report("metadata over etcd's limit", "metadata-fits-etcd", test="integration/test_control_path_suite.py::"
@@ -160,7 +161,7 @@ FIRST = (
            test="integration/test_uri_suite.py::test_each_broken_form_is_reported_with_cause_and_rewrite"),
     Report("nixl#1921", gap="the hang of FI_MORE needs EFA hardware: no provider that runs here has it"),
     Report("the survivor of a restarted peer", "transfer-target-restarted", test="unit/checks/test_transfer_faults.py::"
-           "test_a_survivor_that_reaches_no_other_agent_is_caught", only_symptom="never run over RDMA"),
+           "test_a_survivor_with_a_fault_is_caught", only_symptom="never run over RDMA"),
     Report("telemetry", "telemetry-in-process", tree=_all(
         _variables(NIXL_TELEMETRY_ENABLE="n"), _change("nixl", telemetry=_UNREAD))),
     Report("nixl#1668", "threads-many-agents", test="unit/checks/test_threads.py::"
