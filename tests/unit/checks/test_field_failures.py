@@ -181,11 +181,11 @@ SECOND = (
     Report("nixl#1754, InferenceX#2822", "PYTORCH_CUDA_ALLOC_CONF",
            pods=_both(env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})),
     Report("vllm#51377, modelexpress#600", "bandwidth", test="unit/judge/test_row.py::"
-           "test_each_accepted_transport_of_gpu_memory_has_its_remedy"),
+           "test_the_remedy_for_a_wrong_transport_is_for_the_accepted_ones"),
     Report("vllm#52607, nixl#2208", "bandwidth",
-           test="unit/judge/test_row.py::test_read_that_ucx_emulates_without_nvlink_has_its_remedy_first"),
+           test="unit/judge/test_row.py::test_the_remedy_for_a_wrong_transport_is_for_the_accepted_ones"),
     Report("vllm#55906, ucx#11978", "bandwidth",
-           test="unit/judge/test_row.py::test_each_accepted_transport_of_gpu_memory_has_its_remedy"),
+           test="unit/judge/test_row.py::test_the_remedy_for_a_wrong_transport_is_for_the_accepted_ones"),
     # NIXL's error of the row is made by the fault; the response with garbage is the engine's.
     Report("dynamo#12463", "bandwidth", test="unit/core/test_rdma_fault.py::"
            "test_gpu_and_card_passed_through_under_one_switch_are_named"),
@@ -194,7 +194,7 @@ SECOND = (
     Report("InferenceX#1944, sglang#29127", "rdma-ports", tree=_bad_link,
            reason="rdmap79s0 has counted 12 link_downed, and half of the others at most 0"),
     Report("ucx#11259", "gpus-together",
-           test="unit/checks/test_gpus_together.py::test_a_gpu_that_uses_a_far_network_card_is_reported"),
+           test="unit/checks/test_gpus_together.py::test_a_network_card_is_astray_if_it_is_not_nearest_to_the_gpu_that_uses_it"),
     Report("modelexpress#449", "bandwidth",
            test="unit/judge/test_row.py::test_cards_that_a_slow_row_left_idle_are_named"),
     Report("sglang#30099", "ucx-uses-rdma", tree=_change_ucx_rdma(lambda answers: answers["offered"].pop("rdmap79s0")),
@@ -221,13 +221,13 @@ SECOND = (
            "test_a_target_that_listens_is_fetched_again_after_its_restart", only_symptom="never run over RDMA"),
     Report("vllm#58063", gap="the mapping of a dead peer's GPU memory by CUDA IPC needs two real GPUs to be held"),
     Report("vllm#55157, nixl#1978", "kv-requests", test="unit/checks/test_kv_ways.py::"
-           "test_descriptors_that_take_long_to_prepare_are_named_with_what_prepares_them_faster"),
+           "test_what_was_measured_is_described_with_what_prepares_descriptors_faster"),
     Report("dynamo#12750", "kv-storage", test="integration/test_kv_cache_suite.py::"
            "test_blocks_move_to_a_file_and_back_in_fragments_and_in_pieces"),
     Report("nixl#1769", gap="a default of OBJ that halves a fast server's rate shows only above 10 GB/s, which no S3 "
            "server here reaches"),
     Report("vllm#52234, vllm#52276", "pytest-nixl telemetry", test="unit/cli/test_telemetry.py::"
-           "test_failures_that_vllm_counts_may_be_wrong_answers"),
+           "test_each_value_keeps_its_bound_or_fails"),
     Report("sglang#21078, LMCache#3520", "pytest-nixl telemetry", test="integration/test_live_nixl.py::"
            "test_files_that_an_engine_leaks_are_named_with_their_folder",
            only_symptom="that LMCache looks for files as if they were objects"),
