@@ -194,7 +194,7 @@ SECOND = (
     Report("InferenceX#1944, sglang#29127", "rdma-ports", tree=_bad_link,
            reason="rdmap79s0 has counted 12 link_downed, and half of the others at most 0"),
     Report("ucx#11259", "gpus-together",
-           test="unit/checks/test_gpus_together.py::test_a_network_card_is_astray_if_it_is_not_nearest_to_the_gpu_that_uses_it"),
+           test="unit/checks/test_gpus_together.py::test_gpus_are_judged_by_the_one_that_starves_and_by_the_scaling_of_the_profile"),
     Report("modelexpress#449", "bandwidth",
            test="unit/judge/test_row.py::test_cards_that_a_slow_row_left_idle_are_named"),
     Report("sglang#30099", "ucx-uses-rdma", tree=_change_ucx_rdma(lambda answers: answers["offered"].pop("rdmap79s0")),
