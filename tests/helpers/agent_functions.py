@@ -54,13 +54,6 @@ def leave(agent: Any, *, code: int) -> None:
     os._exit(code)
 
 
-def write_and_hang(agent: Any, *, line: str, count: int) -> None:
-    """Write a line to stderr several times, and never return."""
-    sys.stderr.write(f"{line}\n" * count)
-    sys.stderr.flush()
-    hang(agent)
-
-
 def hang(agent: Any) -> None:
     """Never return."""
     while True:
@@ -73,11 +66,6 @@ def ucx_fatal(agent: Any, words: str = "a fatal error made by a test") -> None:
     library = next(line.split()[-1] for line in maps if "/libucs-" in line or "/libucs.so" in line)
     fatal = ctypes.CDLL(library).ucs_fatal_error_message
     fatal(b"test.c", 1, b"test", words.encode())
-
-
-def public_methods(agent: Any) -> list[str]:
-    """Return the names of the agent's public methods."""
-    return [name for name in dir(type(agent)) if not name.startswith("_") and callable(getattr(agent, name))]
 
 
 def empty_list(agent: Any) -> None:
@@ -93,11 +81,6 @@ def import_missing(agent: Any) -> None:
 def has_package(agent: Any, name: str) -> bool:
     """Return whether a package is installed."""
     return bool(importlib.metadata.version(name))
-
-
-def never_progress(agent: Any) -> None:
-    """Let every transfer of an agent be in progress for ever, as in a deadlock of NIXL: a double of its calls."""
-    agent.transfer = agent.check_xfer_state = lambda *arguments, **keywords: "PROC"
 
 
 def surroundings(agent: Any, *, names: list[str]) -> dict[str, Any]:

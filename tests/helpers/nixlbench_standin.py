@@ -8,9 +8,8 @@ place in the list of those that are there. It prints the recorded output of the 
 from ``fixtures/nixlbench``, with the values of its own flags. It moves no bytes.
 
 ``STANDIN_PLAY`` selects what it does after it has registered, and for which rank: ``wait`` (the default: for ever),
-``normal``, ``killed:1``, ``late:1`` (killed after the row is printed), ``dies:1`` (crashes then), ``inconsistent:1``,
-``refused``, ``silent:1``,
-``lone``, ``crash`` (at its exit). ``STANDIN_ONLY`` limits that to one operation; others are then ``normal``.
+``normal``, ``killed:1``, ``late:1`` (killed after the row is printed) or ``inconsistent:1``. ``STANDIN_ONLY`` limits
+that to one operation; others are then ``normal``.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ class Etcd:
         with suppress(EtcdError):
             client.put(f"{self.prefix}rank/{rank}", b"active", client.lease(30))
         with suppress(EtcdError):
-            # Before a refused process two ranks had registered.
-            client.put(f"{self.prefix}size", str(2 if PLAY == "refused" else rank + 1).encode())
+            client.put(f"{self.prefix}size", str(rank + 1).encode())
         if key:
             # Release the lock and its lease at once.
             revoking = threading.Thread(target=lease.revoke)
@@ -166,30 +164,21 @@ def print_table(flags: dict[str, str], rows: bool) -> None:
 def play(meeting: Etcd | Asio, flags: dict[str, str], rank: int) -> None:
     mine = WHOSE in ("", str(rank))
     say("Waiting for all processes to start... (expecting 2 total: 1 initiators and 1 targets)")
-    if PLAY == "lone":
-        if rank == 1:
-            time.sleep(600)
-        complain(recording("09_alone.err"))
-        sys.exit(1)
     meeting.barrier("start", rank)
     say("All processes are ready to proceed")
     if PLAY == "killed" and mine:
         os.kill(os.getpid(), signal.SIGKILL)
-    if PLAY == "silent" and mine:
-        time.sleep(600)
     if rank == 0:
         print_table(flags, rows=PLAY != "killed")
-    if PLAY in ("late", "dies"):
+    if PLAY == "late":
         meeting.barrier("printed", rank)
         if mine:
-            os.kill(os.getpid(), signal.SIGKILL if PLAY == "late" else signal.SIGSEGV)
+            os.kill(os.getpid(), signal.SIGKILL)
     if PLAY == "inconsistent" and mine:
         complain("Consistency check failed for iov 0:0\nConsistency check failed")
         time.sleep(600)  # the real one may hang while it ends
     meeting.barrier("sync", rank)
     meeting.close()
-    if PLAY == "crash":
-        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def main() -> None:
@@ -214,11 +203,7 @@ def main() -> None:
 
 
 def take_part(meeting: Etcd | Asio, flags: dict[str, str]) -> None:
-    if PLAY == "silent" and WHOSE == "unregistered" and Path(os.environ["STANDIN_FLAG"]).exists():
-        time.sleep(600)
     rank = meeting.register()
-    if PLAY == "silent" and WHOSE == "unregistered":
-        Path(os.environ["STANDIN_FLAG"]).touch()
     role = "initiator" if rank == 0 or PLAY == "wait" else "target"
     say(f"Init nixl worker, dev all rank {rank}, type {role}, hostname {socket.gethostname()}")
     if PLAY == "wait":

@@ -23,14 +23,6 @@ def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], No
     read_modify_write(endpoint, group, size, announce)
 
 
-def changes_its_mind(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Read a key named after the process id, so that each run differs."""
-    with connect(parse_endpoints(endpoint)) as client:
-        client.get(f"{group}{os.getpid()}")
-        client.put(f"{group}x", b"")
-        announce(0)
-
-
 def ends(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """End without a message."""
     os._exit(3)

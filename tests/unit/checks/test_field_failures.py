@@ -148,7 +148,7 @@ FIRST = (
     Report("interface number of libefa", "verbs-providers", tree=lambda tree: tree.change(
         "image", lambda answers: answers["verbs"]["providers"][0].update(abi=59))),
     Report("OBJ, io_uring", "storage-queues",
-           test="unit/checks/test_storage_queues.py::test_host_that_allows_neither_fails"),
+           test="unit/checks/test_doctor.py::test_the_doctor_says_what_differs_from_a_healthy_host"),
     Report("plugins that do not load", "plugin-libraries",
            test="integration/test_doctor_real_faults.py::test_plugin_whose_libraries_are_missing_is_reported"),
     Report("threads", "threads-one-agent",

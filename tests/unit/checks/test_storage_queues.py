@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forbids the kernel's queues for files: in recorded trees, and by a real seccomp filter."""
+"""The kernel's queues for files on this host, and behind a real seccomp filter. test_doctor.py has recorded trees."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,15 +20,7 @@ from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.system import StorageQueues, read_storage_queues
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.model.verdicts import Judgement, Verdict
-
-DISABLED, AIO_MAX, AIO_USED = "/proc/sys/kernel/io_uring_disabled", "/proc/sys/fs/aio-max-nr", "/proc/sys/fs/aio-nr"
-KERNEL = "/proc/sys/kernel/osrelease"
-
-
-def ask(root: FactsRoot, *backends: str) -> Judgement:
-    facts = gather(root, backends=(), etcd="", environ={})
-    return judge_by_id("storage-queues", facts, Requirements(load_profile("loopback"), backends or ("UCX", "POSIX")))
+from pytest_nixl.model.verdicts import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -40,83 +32,6 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 def tree(healthy: Tree) -> Iterator[Tree]:
     with healthy.changed() as tree:
         yield tree
-
-
-def calls(io_setup: str = "EFAULT", io_uring_setup: str = "EFAULT") -> Callable[[Tree], None]:
-    return lambda tree: tree.answer("storage-queues", {"io_setup": io_setup, "io_uring_setup": io_uring_setup})
-
-
-def limited(kernel: str) -> Callable[[Tree], None]:
-    line = "Max locked memory         65536                65536                bytes     "
-
-    def make(tree: Tree) -> None:
-        tree.write("/proc/self/limits", line)
-        tree.write("/proc/self/status", "CapEff:\t0000000000000000\nSeccomp:\t0")
-        tree.write(KERNEL, kernel)
-
-    return make
-
-
-def filtered(tree: Tree) -> None:
-    tree.write("/proc/self/status", "CapEff:\t0000000000000000\nSeccomp:\t2")
-    calls("EFAULT", "EPERM")(tree)
-
-
-def test_host_that_allows_both_passes(tree: Tree) -> None:
-    judged = ask(FactsRoot(tree.folder))
-    assert judged == Judgement(Verdict.PASS, "io_uring and aio can be set up; 65536 requests of aio are free")
-    assert ask(FactsRoot(tree.folder), "UCX").verdict is Verdict.NOT_APPLICABLE
-
-
-@pytest.mark.parametrize(
-    ("make", "reason", "remedy"),
-    [
-        (lambda tree: tree.write(DISABLED, 2), "io_uring_disabled=2 forbids it to all", "io_uring_disabled = 0"),
-        (lambda tree: (tree.write(DISABLED, 1), calls(io_uring_setup="EPERM")(tree)),
-         "io_uring_disabled=1 forbids it to processes without", "io_uring_disabled = 0"),
-        (filtered, "seccomp forbids io_uring_setup (EPERM)", "allow io_uring_setup in the seccomp profile"),
-        (calls(io_uring_setup="ENOSYS"), "this kernel has none", "io_uring_setup"),
-        (calls(io_setup="ENOSYS"), "this kernel does not allow io_setup (ENOSYS)", "allow io_setup"),
-        (lambda tree: tree.write(AIO_USED, 65000), "65000 of 65536 requests are reserved", "fs.aio-max-nr = 1048576"),
-        (limited("5.10.0-20-amd64"), "may lock only 65536 bytes", "memlock"),
-    ],
-    ids=["disabled", "unprivileged", "seccomp", "no-uring", "no-aio", "aio-max", "memlock"],
-)  # fmt: skip
-def test_what_forbids_one_queue_is_a_warning_with_its_remedy(
-    tree: Tree, make: Callable[[Tree], object], reason: str, remedy: str
-) -> None:
-    make(tree)
-    judged = ask(FactsRoot(tree.folder))
-    assert judged.verdict is Verdict.WARN
-    assert reason in judged.reason
-    assert remedy in judged.remedy
-
-
-def test_host_that_allows_neither_fails(tree: Tree) -> None:
-    tree.write(DISABLED, 2)
-    tree.write(AIO_MAX, 100)
-    judged = ask(FactsRoot(tree.folder))
-    assert judged.verdict is Verdict.FAIL
-    assert "io_uring: " in judged.reason
-    assert "; aio: " in judged.reason
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        limited("6.1.0"),  # rings are not counted as locked
-        lambda tree: tree.write(DISABLED, 1),  # this process is privileged: the call is allowed
-        lambda tree: (tree.remove(AIO_MAX), tree.remove(AIO_USED)),
-    ],
-)
-def test_what_forbids_nothing_passes(tree: Tree, make: Callable[[Tree], object]) -> None:
-    make(tree)
-    assert ask(FactsRoot(tree.folder)).verdict is Verdict.PASS
-
-
-def test_tree_without_the_answer_is_unknown(tree: Tree) -> None:
-    tree.remove("/pytest-nixl/storage-queues.json")
-    assert ask(FactsRoot(tree.folder)).verdict is Verdict.UNKNOWN
 
 
 def test_facts_of_this_host_are_read_and_restored() -> None:

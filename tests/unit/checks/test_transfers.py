@@ -10,9 +10,7 @@ from helpers.fake_sysfs import p5
 
 from pytest_nixl.checks.doctor.catalogue import examine
 from pytest_nixl.checks.doctor.check import CheckResult, Requirements
-from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.transfers import transfers_arrive, with_transfers
-from pytest_nixl.core.resource_limits import PROCESSES_REMEDY
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
@@ -47,21 +45,9 @@ def results(facts: Facts) -> list[CheckResult]:
     return [answer for answer in examine(facts, REQUIREMENTS, gate=False) if answer.judgement.verdict is Verdict.FAIL]
 
 
-def test_bytes_that_arrive_pass_with_the_transport_and_the_file_that_moved_them(host: Facts) -> None:
-    judgement = transfers_arrive(with_transfers(host, (MOVED,)), REQUIREMENTS)
-    assert judgement.verdict is Verdict.PASS
-    assert "cma/memory" in judgement.reason
-    assert UCP in judgement.reason
-
-
 @pytest.mark.parametrize(
     ("proof", "sentence", "remedy"),
     [
-        (
-            TransferProof("UCX", "DRAM:DRAM", REFUSED, "read the log", culprits=PROTO),
-            "with UCX_PROTO_ENABLE=n nothing can be moved; without it 64 KiB arrive",
-            "`unset UCX_PROTO_ENABLE`",
-        ),
         (
             TransferProof("UCX", "DRAM:DRAM", REFUSED, culprits=(("UCX_TLS", "a"), ("UCX_X", "b"))),
             "with UCX_TLS=a and UCX_X=b nothing can be moved; without UCX_TLS and UCX_X 64 KiB arrive",
@@ -89,31 +75,6 @@ def test_fault_names_its_variables_or_the_host(host: Facts, proof: TransferProof
     judgement = transfers_arrive(with_transfers(host, (MOVED, proof)), REQUIREMENTS)
     assert (judgement.verdict, judgement.remedy) == (Verdict.FAIL, remedy)
     assert sentence in judgement.reason
-
-
-@pytest.mark.parametrize(("remedy", "verdict"), [(PROCESSES_REMEDY, Verdict.FAIL), ("run it again", Verdict.UNKNOWN)])
-def test_nixl_that_two_of_three_processes_load_is_a_fault_if_a_limit_is_the_cause(
-    host: Facts, remedy: str, verdict: Verdict
-) -> None:
-    absent = replace(host.software, nixl=replace(host.software.nixl, value=None, why="no thread"), nixl_remedy=remedy)
-    judgement = not_loaded(with_transfers(replace(host, software=absent), (MOVED,)), REQUIREMENTS)
-    assert judgement is not None
-    assert (judgement.verdict, judgement.remedy) == (verdict, remedy)
-
-
-def test_missed_deadline_decides_nothing(host: Facts) -> None:
-    late = TransferProof("UCX", "DRAM:DRAM", "the worker did not answer", late=True)
-    assert transfers_arrive(with_transfers(host, (late,)), REQUIREMENTS).verdict is Verdict.UNKNOWN
-
-
-@pytest.mark.parametrize(("transport", "verdict"), [("tcp/lo", Verdict.WARN), ("posix/memory", Verdict.PASS)])
-def test_refused_copy_between_processes_warns_if_the_profile_accepts_no_other_transport(
-    host: Facts, transport: str, verdict: Verdict
-) -> None:
-    proof = replace(MOVED, transports=(transport,), obstacle="a seccomp filter forbids process_vm_readv")
-    judgement = transfers_arrive(with_transfers(host, (proof,)), REQUIREMENTS)
-    assert judgement.verdict is verdict
-    assert ("process_vm_readv" in judgement.reason) is (verdict is Verdict.WARN)
 
 
 def test_libraries_are_those_of_the_processes_that_moved_the_bytes(host: Facts) -> None:
