@@ -14,6 +14,8 @@ from pathlib import Path
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: Many services have fixed ports below the first; if fewer ports than the second are left, the system chooses.
 _LOWEST, _FEWEST = 10_000, 1_000
+#: How many ports are tried if other processes take those that were free.
+PORT_TRIES = 5
 #: The ports that :func:`free_ports` returned: another thread may not have bound its port yet.
 _handed_out: set[int] = set()
 _handed_out_lock = threading.Lock()
@@ -37,6 +39,11 @@ def free_ports(count: int) -> list[int]:
         if len(ports) == count:
             break
     return ports
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on a port."""
+    return _bindable(port) == port
 
 
 def _ephemeral_start() -> int:

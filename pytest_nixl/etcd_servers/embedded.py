@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pytest_nixl.core.extras import pip_install
-from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.core.free_ports import PORT_TRIES, free_ports
 from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
     ETCD_NEEDS,
@@ -83,8 +83,6 @@ def _packaged() -> str | None:
 
 #: Timeout in seconds from start to ready.
 READY_SECONDS = 90.0
-#: Number of attempts, because another process may take a chosen port before etcd binds it.
-PORT_TRIES = 5
 #: Number of log lines that an error shows.
 LOG_LINES = 12
 

@@ -13,12 +13,14 @@ from typing import Any
 
 from pytest_nixl.checks.faults.worker.traffic import ENDED_EARLY, FLOWS
 from pytest_nixl.core.errors import LateError, NixlPluginError
+from pytest_nixl.core.free_ports import PORT_TRIES, free_ports, is_free
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.strict import Number, Text, check
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.processes.worker_process import Pending
 
 #: The number of transfers in flight.
@@ -201,7 +203,8 @@ class FaultScene:
     def start(self, *names: str) -> list[NixlAgent]:
         """Start agents; one with the name ``target`` on the target's host, and on the target's port if it listens."""
         if self._port and len(names) > 1:  # those that start together would have the same port
-            return [agent for name in names for agent in self.start(name)]
+            starts = {"target": self._start_listening}
+            return [agent for name in names for agent in starts.get(name, self.start)(name)]
         hosts = [self._hosts[name == "target"] for name in names] if self._hosts else []
         listen: dict[str, Any] = {}
         if self._port:
@@ -209,6 +212,17 @@ class FaultScene:
         return self._agents.start_each(
             list(names), environment=self._environment, hosts=hosts, progress_thread=True, **listen
         )
+
+    def _start_listening(self, name: str) -> list[NixlAgent]:
+        """Start the target, on another port if a process has taken its port since it was found free."""
+        for _ in range(PORT_TRIES - 1):
+            try:
+                return self.start(name)
+            except WorkerError:
+                if is_free(self._port):
+                    raise
+                (self._port,) = free_ports(1)
+        return self.start(name)
 
     def fetch(self, target: NixlAgent) -> int:
         """Let the initiator fetch the metadata of an agent from its listener, again if NIXL loses the request.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import signal
+import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -25,7 +27,9 @@ from pytest_nixl.checks.faults.scene import (
 )
 from pytest_nixl.checks.faults.worker.traffic import ENDED_EARLY, FLOWS
 from pytest_nixl.core.errors import LateError
+from pytest_nixl.core.free_ports import PORT_TRIES, free_ports
 from pytest_nixl.core.strict import StrictError
+from pytest_nixl.processes.worker_errors import WorkerError
 
 NAMES = ("initiator", "target", "third")
 ENVIRONMENT: dict[str, str | None] = {"UCX_TLS": "tcp"}
@@ -94,6 +98,42 @@ def test_agents_start_on_their_hosts_and_only_the_target_listens_on_the_port(
     assert fault_scene.third is agents.third
     assert signals.mock_calls == [call(signal.SIGSTOP), call(signal.SIGCONT)]
     assert str(fault_scene.outcome) == " (READ, UCX of NIXL 1.5.1 with UCX_TLS=tcp):  after 0.00 s"
+
+
+@pytest.mark.parametrize("refused", [1, PORT_TRIES - 1, PORT_TRIES])
+def test_a_target_whose_port_was_taken_meanwhile_gets_another(refused: int) -> None:
+    agents = doubles()
+    begin, ports = agents.start_each.side_effect, []
+
+    def start_each(names: Sequence[str], **options: Any) -> Any:
+        if port := options["listen_port"]:
+            ports.append(port)
+            if len(ports) <= refused:
+                if port != taken_port:
+                    taken.enter_context(socket.socket()).bind(("", port))
+                raise WorkerError("the port is taken", "")
+        return begin(names, **options)
+
+    with ExitStack() as taken:
+        first = taken.enter_context(socket.socket())
+        first.bind(("", 0))
+        taken_port = first.getsockname()[1]
+        agents.start_each.side_effect = start_each
+        if refused == PORT_TRIES:
+            with pytest.raises(WorkerError):
+                scene(agents, port=taken_port)
+        else:
+            scene(agents, port=taken_port)
+            agents.initiator.fetch_remote_metadata.assert_called_once_with("target", "127.0.0.1", ports[-1])
+    assert (len(ports), len(set(ports)), ports[0]) == (min(refused + 1, PORT_TRIES),) * 2 + (taken_port,)
+
+
+def test_a_target_that_does_not_start_although_its_port_is_free_is_not_tried_again() -> None:
+    agents = doubles()
+    agents.start_each.side_effect = [[agents.initiator], WorkerError("no memory", "")]
+    with pytest.raises(WorkerError, match="no memory"):
+        scene(agents, port=free_ports(1)[0])
+    assert len(agents.start_each.mock_calls) == 2
 
 
 NO_ANSWER = "waited 0.01 s for initiator to fetch the metadata of target from port 7"

@@ -34,7 +34,7 @@ from helpers.etcd import (
 )
 
 from pytest_nixl.core.extras import pip_install
-from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.core.free_ports import PORT_TRIES, free_ports
 from pytest_nixl.etcd import client as module
 from pytest_nixl.etcd.client import Credentials
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -223,7 +223,7 @@ class TestEmbedded:
         ]  # fmt: skip
         assert not list(own_client.directory.glob("etcd-*"))
 
-    @pytest.mark.parametrize(("message", "tries"), [("address already in use", embedded.PORT_TRIES), ("else", 1)])
+    @pytest.mark.parametrize(("message", "tries"), [("address already in use", PORT_TRIES), ("else", 1)])
     def test_other_ports_are_tried_a_few_times_and_only_if_one_is_taken(
         self, own_client: SupervisorClient, program: Program, tmp_path: Path, message: str, tries: int
     ) -> None:
