@@ -35,6 +35,8 @@ _EFA = "vpc.amazonaws.com/efa"
 #: The ends of names of scripts, and of files that are no YAML, whatever they contain.
 _SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 _NO_YAML = (*_SCRIPTS, ".env")
+#: Programs that start commands on other hosts or in containers: what they start need not share a host.
+_ELSEWHERE = re.compile(r"\b(?:ssh|pdsh|clush|srun|mpirun|mpiexec|kubectl|docker|podman|nerdctl)\b")
 #: The options that name a file with further options, or give them as JSON: vLLM's and SGLang's, and Dynamo's.
 _OPTION_FILES = ("--config", "--engine-config-json")
 #: The options whose values are JSON objects with fields of a transfer.
@@ -183,7 +185,7 @@ def _of_text(path: str, text: str) -> Iterator[ConfiguredEngine]:
 
 def _of_script(path: str, text: str, started: list[Launch]) -> Iterator[ConfiguredEngine]:
     """Yield the engines that a script starts, with what tells whether they share a host."""
-    places = re.search(r"\b(?:ssh|srun|kubectl|docker)\b", text) is not None
+    places = _ELSEWHERE.search(text) is not None
     for number, launch in enumerate(started, 1):
         names = (str(number),) if len(started) > 1 else ()
         host = None if not names or (places and not launch.place) else (path, launch.place if places else -1)

@@ -1393,7 +1393,10 @@ _BOTH = "vllm serve a --port 1 & vllm serve b --port 2 & wait"
         ("start() { vllm serve a --port 1 & vllm serve b --port 2 & }\nstart", True),
         ("start() { vllm serve $1 --port $2 & }\nstart a 1\nstart b 2", True),
         ("parallel ::: 'vllm serve a --port 1' 'vllm serve b --port 2'", True),
-        ("mpirun -n 1 vllm serve a --port 1 : -n 1 vllm serve b --port 2", True),
+        ("mpirun -n 1 vllm serve a --port 1 : -n 1 vllm serve b --port 2", False),
+        ("mpiexec --hostfile h -n 1 vllm serve a --port 1 : -n 1 vllm serve b --port 2", False),
+        ("pdsh -w one 'vllm serve a --port 1' & pdsh -w two 'vllm serve b --port 2'", False),
+        ("clush -w one 'vllm serve a --port 1' & clush -w two 'vllm serve b --port 2'", False),
         ("P='1 2'\nif true; then\n for p in $P; do\n  for m in 'x y'; do vllm serve $p --port $p & done\n done\nfi",
          True),
         (f"ssh one '{_BOTH}'", True),
@@ -1403,6 +1406,8 @@ _BOTH = "vllm serve a --port 1 & vllm serve b --port 2 & wait"
         (f"docker run --entrypoint sh vllm/vllm-openai:v1 -c '{_BOTH}'", True),
         (f"docker run --entrypoint=/bin/sh vllm/vllm-openai:v1 -c -- '{_BOTH}'", True),
         ("for m in a b; do docker run vllm/vllm-openai:v1 --model $m; done", False),
+        ("for m in a b; do podman run vllm/vllm-openai:v1 --model $m; done", False),
+        ("for m in a b; do nerdctl run vllm/vllm-openai:v1 --model $m; done", False),
     ],
 )  # fmt: skip
 def test_each_engine_of_a_script_is_read(text: str, share_host: bool, tmp_path: Path) -> None:
