@@ -1395,6 +1395,7 @@ _BOTH = "vllm serve a --port 1 & vllm serve b --port 2 & wait"
         ("parallel ::: 'vllm serve a --port 1' 'vllm serve b --port 2'", True),
         ("mpirun -n 1 vllm serve a --port 1 : -n 1 vllm serve b --port 2", False),
         ("mpiexec --hostfile h -n 1 vllm serve a --port 1 : -n 1 vllm serve b --port 2", False),
+        ("kubectl exec one -- vllm serve a --port 1 & kubectl exec two -- vllm serve b --port 2", False),
         ("pdsh -w one 'vllm serve a --port 1' & pdsh -w two 'vllm serve b --port 2'", False),
         ("clush -w one 'vllm serve a --port 1' & clush -w two 'vllm serve b --port 2'", False),
         ("P='1 2'\nif true; then\n for p in $P; do\n  for m in 'x y'; do vllm serve $p --port $p & done\n done\nfi",
