@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change a seeded sample of the package and the suites, one place at a time, and count the changes that tests notice.
 
-``python -m helpers.mutants [--sample=N] [--seed=N] [--least=PERCENT] [--operators] [PATH…]``
+``python -m helpers.mutants [--sample=N] [--seed=N] [--least=PERCENT] [--operators] [--kind=NAME]… [PATH…]``
 ``python -m helpers.mutants --matrix=FILE [--sample=N] [--seed=N] [--operators] [--most=SECONDS] [PATH…]``
 ``python -m helpers.mutants --cover=FILE [--keep=EXPRESSION]``
 
-``mutations`` makes the changes, as many of each kind: those of meaning, or with ``--operators`` those of operators. One
+``mutations`` makes the changes, as many of each kind: those of meaning, with ``--operators`` those of operators, or the
+kinds that ``--kind`` names. One
 run of the unit tests tells which tests run which line: coverage.py sees their own process, and ``child_lines`` those
 that they start. Tests that fail without any change are left out. Then the tests that run the line of a change run with
 it in a copy of the clone. Most changes take a fraction of a second, because no Python is started for them
@@ -370,6 +371,9 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=85.0, help="the percentage that must die")
     parser.add_argument("--tests", default="tests/unit", help="the tests that are tried")
     parser.add_argument("--operators", action="store_true", help="change operators and values, not meaning")
+    parser.add_argument(
+        "--kind", action="append", choices=(*MEANING, *OPERATORS), help="make changes of this kind only"
+    )
     parser.add_argument("--matrix", type=Path, help="append who kills what to this file")
     parser.add_argument(
         "--most",
@@ -384,7 +388,10 @@ def main() -> int:
     os.chdir(ROOT)
     if options.cover:
         return print_cover(options.cover, options.keep)
-    operators = OPERATORS if options.operators else {**MEANING, **OPERATORS} if options.matrix else MEANING
+    every = {**MEANING, **OPERATORS}
+    operators = OPERATORS if options.operators else every if options.matrix else MEANING
+    if options.kind:
+        operators = {name: every[name] for name in options.kind}
     chosen = list(islice(choose(options.paths, operators, options.seed), options.sample or None))
     if not chosen:
         print(f"no change can be made in {' '.join(options.paths)}: name files or folders of the clone")
