@@ -6,12 +6,11 @@
 ``python -m helpers.mutants --cover=FILE [--keep=EXPRESSION]``
 
 ``mutations`` makes the changes, as many of each kind: those of meaning, with ``--operators`` those of operators, or the
-kinds that ``--kind`` names. One
-run of the unit tests tells which tests run which line: coverage.py sees their own process, and ``child_lines`` those
-that they start. Tests that fail without any change are left out. Then the tests that run the line of a change run with
-it in a copy of the clone. Most changes take a fraction of a second, because no Python is started for them
-(``swapped``). One that lives so, or that only other processes reach, is written into the copy, and its tests run there.
-It has died when a test fails, or takes far longer than it may.
+kinds that ``--kind`` names. One run of the unit tests tells which tests run which line: coverage.py sees their own
+process, and ``child_lines`` those that they start. Tests that fail without any change are left out. Then the tests that
+run the line of a change run with it in a copy of the clone. Most changes take a fraction of a second, because no Python
+is started for them (``swapped``). One that lives so, or that only other processes reach, is written into the copy, and
+its tests run there. It has died when a test fails, or takes far longer than it may.
 
 ``--matrix`` does not stop at the first test that fails, and appends who kills what to a file outside the clone, of
 changes of both kinds; the same command goes on where it was ended. If the tests of a change take longer than ``--most``
