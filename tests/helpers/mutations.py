@@ -405,6 +405,7 @@ def mutants_of(module: str, text: str, operators: Mapping[str, Operator]) -> lis
     for node in ast.walk(source.tree):
         parts = [getattr(node, name, None) for name in ("annotation", "returns")]
         parts += [*getattr(node, "decorator_list", []), *_waits(node), *([node] if _silent(node) else [])]
+        parts += [node.value] if isinstance(node, ast.keyword) and node.arg in DEFAULTS else []
         left_out.update(inner for part in parts if part is not None for inner in ast.walk(part))
     changes = {
         (name, edit)

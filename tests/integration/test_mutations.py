@@ -55,6 +55,7 @@ def test_an_operator_makes_the_change_that_it_names(operator: str, code: str, ch
         "__all__ = ['a', 'b']",
         "TIMEOUT_SECONDS = 10",
         "wait(timeout=5.0)",
+        "zip(a, strict=True)",
         "_log.debug('%s and %s', a, b)",
         "names = text.split('/')",
         "if __name__ == '__main__': main()",
