@@ -92,7 +92,13 @@ def test_the_keys_in_the_etcd_of_this_deployment_are_sound(
     if nixl_etcd.server.kind != "external" or not nixl_settings.etcd or nixl_settings.etcd_listen:
         raise NotApplicableError("this run has an etcd of its own: --nixl-etcd names no etcd of a deployment")
     # Agents of this run publish under other namespaces, so that what is read here is the deployment's alone.
-    namespace = NamespaceName(os.environ.get("NIXL_ETCD_NAMESPACE", DEFAULT))
+    name = os.environ.get("NIXL_ETCD_NAMESPACE", DEFAULT)
+    if not name.strip("/"):
+        raise NotApplicableError(
+            f"NIXL_ETCD_NAMESPACE={name!r} names no namespace, so the keys of agents cannot be told from others",
+            "set NIXL_ETCD_NAMESPACE to a name that begins with a slash, or unset it",
+        )
+    namespace = NamespaceName(name)
     verdict(judge_published(nixl_etcd.client, namespace, nixl_etcd.endpoint))
 
 
