@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,7 +304,9 @@ class DoubledAgent:
         self._load(loaded)
         return "another" if "other-name" in self.nixl.faults else name
 
-    def _load(self, loaded: dict[str, Any]) -> None:
+    def _load(self, loaded: dict[str, Any], served_by: DoubledAgent | None = None) -> None:
+        if served_by is not None and not served_by._answers():
+            return
         before = self.known.get(loaded["name"])
         if before and before["number"] != loaded["number"]:
             if "restart-refused" in self.nixl.faults:
@@ -346,7 +349,7 @@ class DoubledAgent:
             if "nobody-listens" in faults:
                 self.log(f"could not connect to etcd or {port}")
             else:
-                self.nixl.clock.after(self.nixl.load, lambda: self._answers() and listener._load(json.loads(metadata)))
+                self.nixl.clock.after(self.nixl.load, lambda: listener._load(json.loads(metadata), served_by=self))
         elif not self._reaches_etcd():
             if "raises-when-cut" in faults:
                 raise nixl_error("etcd is away")
@@ -371,7 +374,7 @@ class DoubledAgent:
                 owner.log("etcd: listener has a fault")
             if "never-answers" not in self.nixl.faults:
                 metadata = json.loads(owner.get_agent_metadata())
-                self.nixl.clock.after(self.nixl.load, lambda: owner._answers() and self._load(metadata))
+                self.nixl.clock.after(self.nixl.load, lambda: self._load(metadata, served_by=owner))
             return
         self._fetches.append((name, label or "metadata"))
         self.looked_for.append(name)
@@ -460,7 +463,7 @@ class DoubledAgent:
                 del self.nixl.client.keys[key]
             for agent in watchers:
                 if "never-forgets" not in self.nixl.faults:
-                    self.nixl.clock.after(self.nixl.load, lambda agent=agent: agent.known.pop(self.name, None))
+                    self.nixl.clock.after(self.nixl.load, partial(agent.known.pop, self.name, None))
 
         self.nixl.clock.after(REQUEST, remove)
 

@@ -130,7 +130,8 @@ def test_a_test_has_a_client_of_a_proxy_to_its_etcd(stack: ExitStack) -> None:
 
 def test_memory_is_of_the_type_of_its_side_and_registered(start: Callable[..., Any]) -> None:
     _, _, agent, _ = start()
-    source, target = registered(agent, source=True), registered(agent)
+    source: Any = registered(agent, source=True)
+    target: Any = registered(agent)
     assert [(buffer.memory, buffer.size) for buffer in (source, target)] == [("VRAM", 65536), ("DRAM", 65536)]
     assert agent.memory == [source.number, target.number]
 
@@ -141,7 +142,7 @@ def test_bytes_are_compared_when_the_transfer_is_done_and_its_notification_is_th
 ) -> None:
     nixl, _, writer, owner = start()
     nixl.done_after, nixl.delivered_after = done_after, delivered_after
-    target = registered(owner)
+    target: Any = registered(owner)
     writer.add_remote_agent(owner.get_agent_metadata())
     for _ in range(2):
         write_and_compare(writer, owner, target, 5.0)
@@ -219,9 +220,9 @@ def test_a_late_answer_of_etcd_is_awaited_and_another_error_is_not(start: Callab
     agent.invalidate_local_metadata()
     namespace.await_gone(agent)
     _, broken, agent, _ = start("etcd-fails")
-    for wait in (lambda: broken.await_gone(agent), lambda: broken.publish(agent)):
+    for step in (broken.await_gone, broken.publish):
         with pytest.raises(NixlPluginError, match=r"^etcd fails$"):
-            wait()
+            step(agent)
 
 
 def never(*_: Any, **__: Any) -> None:

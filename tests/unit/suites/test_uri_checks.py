@@ -143,14 +143,15 @@ def test_a_deployment_that_meets_a_defect_is_affected(
 
 # Known defects, on private servers
 
+HTTPS = "NIXL-ETCD-HTTPS-PLAINTEXT {}: a connection to https:// begins with {!r}"
 PREFACE, HANDSHAKE = b"PRI * HTTP/2.0", b"\x16\x03\x01"
 
 
 @pytest.mark.parametrize(
     ("first_bytes", "conclusion"),
     [
-        (PREFACE + b"\r\n\r\nSM", f"NIXL-ETCD-HTTPS-PLAINTEXT occurs: a connection to https:// begins with {PREFACE!r}"),
-        (HANDSHAKE, f"NIXL-ETCD-HTTPS-PLAINTEXT does not occur: a connection to https:// begins with {HANDSHAKE!r}"),
+        (PREFACE + b"\r\n\r\nSM", HTTPS.format("occurs", PREFACE)),
+        (HANDSHAKE, HTTPS.format("does not occur", HANDSHAKE)),
         (b"GET / HTTP/1.1", "AssertionError: the agent's first bytes are b'GET / HTTP/1.1', which is neither HTTP/2 "
                             "nor TLS"),
     ],
@@ -205,7 +206,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> DoubledClock:
 
 
 FAILED = "Failed to store agent member prefix key in etcd: the target uri is not valid"
-MEMBERS = "NIXL-ETCD-MEMBER-DROPPED {}: of two members, the first with a slash after its port, NIXL used the second and wrote "
+FIRST_OF_TWO = "of two members, the first with a slash after its port, NIXL used the second and wrote"
+MEMBERS = f"NIXL-ETCD-MEMBER-DROPPED {{}}: {FIRST_OF_TWO} "
 
 
 @pytest.mark.parametrize(
