@@ -69,9 +69,12 @@ def conclude(monkeypatch: pytest.MonkeyPatch) -> Conclude:
 
 HOSTS: Any = ("host of rank 0", "host of rank 1")
 DIRECT = {
-    "NIXL_ETCD_ENDPOINTS": ETCD, "NIXL_ETCD_NAMESPACE": "/n", "hosts": HOSTS, "listen_thread": True,
+    "NIXL_ETCD_ENDPOINTS": ETCD,
+    "NIXL_ETCD_NAMESPACE": "/n",
+    "hosts": HOSTS,
+    "listen_thread": True,
     "progress_thread": None,
-}  # fmt: skip
+}
 PROXIED = {**DIRECT, "NIXL_ETCD_ENDPOINTS": DoubledProxy.endpoint, "hosts": ()}
 NO_ETCD = {"progress_thread": None}
 LISTENS = {"listen_thread": True, "progress_thread": None}
@@ -98,55 +101,76 @@ SOUND: dict[Check, tuple[str, list[tuple[list[str], dict[str, Any]]], list[tuple
     silent: (
         "NIXL-ETCD-SILENT-FAILURE occurs: with etcd cut off, send_local_metadata() returned like after a success; NIXL "
         "wrote E0101 etcd is away",
-        [(["publisher"], PROXIED)], [], 0,
+        [(["publisher"], PROXIED)],
+        [],
+        0,
     ),
     fetch_stuck: (
         "NIXL-ETCD-FETCH-STUCK does not occur: after a fetch with etcd cut off, fetches succeed again with etcd back: "
         "2 requests in 5 s; NIXL wrote: E0101 etcd: cannot fetch publisher",
-        SEPARATE, [], 0,
+        SEPARATE,
+        [],
+        0,
     ),
     watch_lost: (
         "NIXL-ETCD-WATCH-LOST does not occur: etcd could not be reached for a moment, and the finder reaches it again; "
         "metadata that was removed since, it forgot",
-        SEPARATE, [], 0,
+        SEPARATE,
+        [],
+        0,
     ),
     withdrawn: ("no conclusion", SEPARATE, [], 1),
     later: ("no conclusion", [(["publisher", "finder"], PROXIED)], [], 1),
     in_turn: (
         "NIXL-ETCD-SERIAL-FETCH does not occur: an agent with metadata in etcd was found 0.3 s after a fetch of a "
         "missing agent, and in 0.3 s without such a fetch",
-        [PAIR], [("publisher", "present", {}), ("publisher", "missing", {}), LAST], 0,
+        [PAIR],
+        [("publisher", "present", {}), ("publisher", "missing", {}), LAST],
+        0,
     ),
     dead: (
         "NIXL-ETCD-STALE-KEY occurs: the metadata of killed and deleted is still in etcd without a lease; an agent "
         "that fetches that of the killed agent cannot load it: E0101 etcd: killed is dead",
-        [(["killed", "finder"], DIRECT)], [("finder", "deleted", {}), ("finder", "living", {}), LAST], 0,
+        [(["killed", "finder"], DIRECT)],
+        [("finder", "deleted", {}), ("finder", "living", {}), LAST],
+        0,
     ),
     restarted: (
         "NIXL-ETCD-RESTART-REFUSED does not occur: the finder reached the restarted agent after fetching it again",
-        [(["restarted", "finder"], DIRECT), (["restarted"], DIRECT)], [LAST], 1,
+        [(["restarted", "finder"], DIRECT), (["restarted"], DIRECT)],
+        [LAST],
+        1,
     ),
     twins: (
         "NIXL-ETCD-DUPLICATE-NAME occurs: the second agent's metadata replaced the first agent's without an error, and "
         "when the first agent removed its metadata, that of the second was removed from etcd",
-        [(["twin", "twin"], DIRECT)], [], 0,
+        [(["twin", "twin"], DIRECT)],
+        [],
+        0,
     ),
     deregistered: (
         "NIXL-DEREGISTERED-KNOWN does not occur: after its owner deregistered it and published again, and the finder "
         "fetched again, the memory is unknown to the finder",
-        [PAIR], [LAST], 0,
+        [PAIR],
+        [LAST],
+        0,
     ),
     apart: (
         "no conclusion",
-        [(["same"], part("one")), (["same"], part("two")), (["finder"], part("one")), (["finder"], part("two"))], [], 2,
+        [(["same"], part("one")), (["same"], part("two")), (["finder"], part("one")), (["finder"], part("two"))],
+        [],
+        2,
     ),
     default_namespace: (
         f"NIXL-ETCD-NAMESPACE-SLASH occurs: {KEYS}",
-        [([name], {**DIRECT, "NIXL_ETCD_NAMESPACE": namespace, "hosts": ()})
-         for name, namespace in (("one", None), ("other", "/nixl/agents"))],
-        [], 0,
+        [
+            ([name], {**DIRECT, "NIXL_ETCD_NAMESPACE": namespace, "hosts": ()})
+            for name, namespace in (("one", None), ("other", "/nixl/agents"))
+        ],
+        [],
+        0,
     ),
-}  # fmt: skip
+}
 #: What a NIXL with LIBFABRIC does otherwise.
 RECONNECTS = (
     "LIBFABRIC-NO-RECONNECT {}: publisher removed its metadata and published again, finder fetched it again, and a "
@@ -156,9 +180,10 @@ OF_LIBFABRIC = {
     withdrawn: (RECONNECTS.format("does not occur", "arrived"), 2),
     dead: (
         "NIXL-ETCD-STALE-KEY occurs: the metadata of killed and deleted is still in etcd without a lease; an agent "
-        "that fetches that of the killed agent does not answer within 5.0 s, and found a living one in 0.3 s", 0,
+        "that fetches that of the killed agent does not answer within 5.0 s, and found a living one in 0.3 s",
+        0,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
@@ -240,58 +265,115 @@ FAULTS = [
     (by_etcd, "spoils-1", differ("publisher")),
     (by_etcd, "etcd-late", "no conclusion"),
     (by_etcd, "etcd-fails", "NixlError: etcd fails"),
-    (by_etcd, "stalls", unwritten(
-        "finder", "publisher", "the transfer is not done at finder, and its notification has arrived at publisher")),
-    (by_etcd, "unnotified", unwritten(
-        "finder", "publisher", "the transfer is done at finder, and its notification has not arrived at publisher")),
+    (
+        by_etcd,
+        "stalls",
+        unwritten(
+            "finder", "publisher", "the transfer is not done at finder, and its notification has arrived at publisher"
+        ),
+    ),
+    (
+        by_etcd,
+        "unnotified",
+        unwritten(
+            "finder", "publisher", "the transfer is done at finder, and its notification has not arrived at publisher"
+        ),
+    ),
     (by_side_channel, "other-name", "AssertionError: assert 'another' == 'owner'"),
     (by_side_channel, "spoils-1", differ("owner")),
-    (by_side_channel, "stalls", unwritten(
-        "writer", "owner", "the transfer is not done at writer, and its notification has arrived at owner")),
-    (by_listener, "nobody-listens", late("listener to load the metadata that arrived at port 4001",
-                                         f"{REACH}E0101 could not connect to etcd or 4001")),
-    (by_listener, "never-answers listener-complains", late(
-        "caller to load the metadata that it fetched from port 4001", f"{REACH}E0101 etcd: listener has a fault")),
+    (
+        by_side_channel,
+        "stalls",
+        unwritten("writer", "owner", "the transfer is not done at writer, and its notification has arrived at owner"),
+    ),
+    (
+        by_listener,
+        "nobody-listens",
+        late(
+            "listener to load the metadata that arrived at port 4001", f"{REACH}E0101 could not connect to etcd or 4001"
+        ),
+    ),
+    (
+        by_listener,
+        "never-answers listener-complains",
+        late("caller to load the metadata that it fetched from port 4001", f"{REACH}E0101 etcd: listener has a fault"),
+    ),
     (by_listener, "never-removes", late("listener to forget caller, which removed its metadata", f"{REACH}nothing")),
     (by_listener, "spoils-1", differ("listener")),
     (parts_by_etcd, "mute-publisher", unpublished("/n/publisher/connections", MUTE)),
     (parts_by_etcd, "two-labels", "AssertionError: a part was also published under another label"),
-    (parts_by_etcd, "all-memory-of-publisher",
-     "AssertionError: finder knows memory whose metadata it has not fetched"),
+    (parts_by_etcd, "all-memory-of-publisher", "AssertionError: finder knows memory whose metadata it has not fetched"),
     (parts_by_etcd, "parts-have-all", "AssertionError: finder knows memory that was not published"),
     (parts_by_etcd, "parts-have-none", unloaded("worker 2", "publisher", "/n/publisher/memory", "nothing")),
     (parts_by_etcd, "spoils-1", differ("publisher")),
     (parts_by_side_channel, "parts-have-none", "AssertionError: the memory of the loaded part is unknown"),
-    (parts_by_side_channel, "all-memory-of-owner",
-     "AssertionError: memory is known although its part was not loaded"),
+    (parts_by_side_channel, "all-memory-of-owner", "AssertionError: memory is known although its part was not loaded"),
     (parts_by_side_channel, "spoils-1", differ("owner")),
     (parts_by_side_channel, "spoils-2", differ("owner")),
     (update, "mute-again", unpublished("/n/publisher/metadata")),
     (update, "spoils-1", differ("publisher")),
     (update, "spoils-2", differ("publisher")),
-    (without_etcd, "ignores-proxy",
-     "AssertionError: the agents found each other, but the proxy to etcd counted no request"),
+    (
+        without_etcd,
+        "ignores-proxy",
+        "AssertionError: the agents found each other, but the proxy to etcd counted no request",
+    ),
     (without_etcd, "never-watches", unwatched("worker 2", "/n/publisher/", "so as to hear when it is withdrawn")),
-    (without_etcd, "posts", "AssertionError: 25 transfers made 25 requests to etcd: Put(/n/finder/metadata), "
-                            "Put(/n/finder/metadata), Put(/n/finder/metadata)"),
+    (
+        without_etcd,
+        "posts",
+        "AssertionError: 25 transfers made 25 requests to etcd: Put(/n/finder/metadata), "
+        "Put(/n/finder/metadata), Put(/n/finder/metadata)",
+    ),
     *((without_etcd, f"spoils-{number}", differ("publisher")) for number in (1, 2, 26, 27, 51)),
-    (silent, "raises-when-cut", "NIXL-ETCD-SILENT-FAILURE does not occur: with etcd cut off, send_local_metadata() "
-                                "raised an error: etcd is away"),
-    (silent, "waits-when-cut", "NIXL-ETCD-SILENT-FAILURE does not occur: with etcd cut off, send_local_metadata() "
-                               "returned like after a success; NIXL wrote nothing"),
-    (silent, "never-back", late(
-        "worker 1 to publish again after etcd is back",
-        "restart the agent: its etcd client does not reconnect; NIXL wrote: E0101 etcd is away")),
-    (silent, "never-back waits-when-cut", late(
-        "worker 1 to publish again after etcd is back",
-        "restart the agent: its etcd client does not reconnect; NIXL wrote: nothing")),
-    (fetch_stuck, "fetch-stuck", "NIXL-ETCD-FETCH-STUCK occurs: after a fetch with etcd cut off, fetches did not "
-                                 f"succeed with etcd back: 0 requests in 5 s; NIXL wrote: {DEAF}"),
-    (fetch_stuck, "fetches-quietly", late(
-        "worker 3 to log that it cannot fetch while it is cut off from etcd",
-        "it has logged nothing: its request was answered before the cut, or its log has another form")),
-    (watch_lost, "watch-lost", "NIXL-ETCD-WATCH-LOST occurs: etcd could not be reached for a moment, and the finder "
-                               "reaches it again; metadata that was removed since, it still has 5 s later"),
+    (
+        silent,
+        "raises-when-cut",
+        "NIXL-ETCD-SILENT-FAILURE does not occur: with etcd cut off, send_local_metadata() "
+        "raised an error: etcd is away",
+    ),
+    (
+        silent,
+        "waits-when-cut",
+        "NIXL-ETCD-SILENT-FAILURE does not occur: with etcd cut off, send_local_metadata() "
+        "returned like after a success; NIXL wrote nothing",
+    ),
+    (
+        silent,
+        "never-back",
+        late(
+            "worker 1 to publish again after etcd is back",
+            "restart the agent: its etcd client does not reconnect; NIXL wrote: E0101 etcd is away",
+        ),
+    ),
+    (
+        silent,
+        "never-back waits-when-cut",
+        late(
+            "worker 1 to publish again after etcd is back",
+            "restart the agent: its etcd client does not reconnect; NIXL wrote: nothing",
+        ),
+    ),
+    (
+        fetch_stuck,
+        "fetch-stuck",
+        "NIXL-ETCD-FETCH-STUCK occurs: after a fetch with etcd cut off, fetches did not "
+        f"succeed with etcd back: 0 requests in 5 s; NIXL wrote: {DEAF}",
+    ),
+    (
+        fetch_stuck,
+        "fetches-quietly",
+        late(
+            "worker 3 to log that it cannot fetch while it is cut off from etcd",
+            "it has logged nothing: its request was answered before the cut, or its log has another form",
+        ),
+    ),
+    (
+        watch_lost,
+        "watch-lost",
+        "NIXL-ETCD-WATCH-LOST occurs: etcd could not be reached for a moment, and the finder "
+        "reaches it again; metadata that was removed since, it still has 5 s later",
+    ),
     (watch_lost, "never-removes", unremoved("/n/publisher/")),
     (watch_lost, "never-watches", unwatched("worker 3", "/n/publisher/", "so as to hear when it is withdrawn")),
     (withdrawn, "never-removes", unremoved("/n/publisher/")),
@@ -300,8 +382,12 @@ FAULTS = [
     (withdrawn, "spoils-1", differ("publisher")),
     (later, "never-watches", unwatched("worker 2", "/n/publisher/metadata", "which is not there yet")),
     (later, "spoils-1", differ("publisher")),
-    (in_turn, "serial", "NIXL-ETCD-SERIAL-FETCH occurs: an agent with metadata in etcd was found 5.4 s after a fetch "
-                        "of a missing agent, and in 0.3 s without such a fetch"),
+    (
+        in_turn,
+        "serial",
+        "NIXL-ETCD-SERIAL-FETCH occurs: an agent with metadata in etcd was found 5.4 s after a fetch "
+        "of a missing agent, and in 0.3 s without such a fetch",
+    ),
     (dead, "leases", STALE.format("does not occur", "neither", "cannot load it: E0101 etcd: killed is dead")),
     (dead, "loads-dead", STALE.format("occurs", "killed and deleted", "loads it")),
     (dead, "ignores-dead", STALE.format("occurs", "killed and deleted", "cannot load it: NIXL wrote nothing")),
@@ -311,31 +397,49 @@ FAULTS = [
     (restarted, "hangs-1", "WorkerHungError: worker 2 hangs for 60 s"),
     (restarted, "restart-refused spoils-1", differ("restarted")),
     (restarted, "spoils-1", differ("restarted")),
-    (twins, "name-refused",
-     "NIXL-ETCD-DUPLICATE-NAME does not occur: the second agent got an error: the name is in use"),
+    (
+        twins,
+        "name-refused",
+        "NIXL-ETCD-DUPLICATE-NAME does not occur: the second agent got an error: the name is in use",
+    ),
     (twins, "never-removes", unremoved("/n/twin/")),
     (twins, "mute-again", unpublished("/n/twin/metadata", worker="worker 2")),
-    (deregistered, "deregistered-known", "NIXL-DEREGISTERED-KNOWN occurs: after its owner deregistered it and "
-                                         "published again, and the finder fetched again, the memory is known to the "
-                                         "finder"),
-    (deregistered, "remembers",
-     "AssertionError: memory that is not published is still known after remove_remote_agent"),
+    (
+        deregistered,
+        "deregistered-known",
+        "NIXL-DEREGISTERED-KNOWN occurs: after its owner deregistered it and "
+        "published again, and the finder fetched again, the memory is known to the "
+        "finder",
+    ),
+    (
+        deregistered,
+        "remembers",
+        "AssertionError: memory that is not published is still known after remove_remote_agent",
+    ),
     (apart, "spoils-1", differ("same")),
     (apart, "spoils-2", differ("same")),
     (apart, "never-removes", unremoved("/n/one/same/")),
     (apart, "removes-all", "AssertionError: metadata that was removed in one namespace is also missing in the other"),
-    (default_namespace, "default-is-documented",
-     "NIXL-ETCD-NAMESPACE-SLASH does not occur: in etcd are /nixl/agents/one/, /nixl/agents/one/metadata, "
-     "/nixl/agents/other/, /nixl/agents/other/metadata"),
-    (default_namespace, "mute-one", late(
-        "worker 1 to publish its metadata under any key: NIXL reported no error to Python",
-        f"read what NIXL wrote: {MUTE}")),
+    (
+        default_namespace,
+        "default-is-documented",
+        "NIXL-ETCD-NAMESPACE-SLASH does not occur: in etcd are /nixl/agents/one/, /nixl/agents/one/metadata, "
+        "/nixl/agents/other/, /nixl/agents/other/metadata",
+    ),
+    (
+        default_namespace,
+        "mute-one",
+        late(
+            "worker 1 to publish its metadata under any key: NIXL reported no error to Python",
+            f"read what NIXL wrote: {MUTE}",
+        ),
+    ),
     (default_namespace, "mute-other", unpublished("/nixl/agents/other/metadata", MUTE, "worker 3")),
     (several_endpoints, "", "no conclusion"),
     (several_endpoints, "mute-publisher", unpublished("/n/publisher/metadata", MUTE)),
     (several_endpoints, "deaf-finder", unloaded("worker 2", "publisher", "/n/publisher/metadata", DEAF)),
     (several_endpoints, "spoils-1", differ("publisher")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -360,18 +464,37 @@ def test_a_fetch_is_held_up_if_it_takes_two_seconds_longer_than_usual(
 @pytest.mark.parametrize(
     ("check", "faults", "times", "deadline", "conclusion"),
     [
-        (dead, "", {"load": 1.5}, 15.3, STALE.format(
-            "occurs", "killed and deleted", "does not answer within 15.3 s, and found a living one in 1.5 s")),
-        (dead, "", {"load": 0.1}, 5.0, STALE.format(
-            "occurs", "killed and deleted", "does not answer within 5.0 s, and found a living one in 0.1 s")),
+        (
+            dead,
+            "",
+            {"load": 1.5},
+            15.3,
+            STALE.format(
+                "occurs", "killed and deleted", "does not answer within 15.3 s, and found a living one in 1.5 s"
+            ),
+        ),
+        (
+            dead,
+            "",
+            {"load": 0.1},
+            5.0,
+            STALE.format(
+                "occurs", "killed and deleted", "does not answer within 5.0 s, and found a living one in 0.1 s"
+            ),
+        ),
         (withdrawn, "refuses-2", {}, 5.0, RECONNECTS.format("occurs", "failed: publisher cannot be reached")),
         (withdrawn, "hangs-2", {}, 5.0, RECONNECTS.format("occurs", "failed: the call did not return within 5.0 s")),
-        (withdrawn, "hangs-2", {"done_after": 2.0}, 20.1, RECONNECTS.format(
-            "occurs", "failed: the call did not return within 20.1 s")),
+        (
+            withdrawn,
+            "hangs-2",
+            {"done_after": 2.0},
+            20.1,
+            RECONNECTS.format("occurs", "failed: the call did not return within 20.1 s"),
+        ),
         (withdrawn, "spoils-1", {}, 60.0, differ("publisher")),
         (withdrawn, "spoils-2", {}, 5.0, differ("publisher")),
     ],
-)  # fmt: skip
+)
 def test_a_handshake_may_take_ten_times_as_long_as_the_one_before(
     conclude: Conclude, check: Check, faults: str, times: dict[str, float], deadline: float, conclusion: str
 ) -> None:
@@ -406,21 +529,43 @@ TOO_MANY = (
         ("UCX", {"progress": "on"}, "", TOO_MANY.format("UCX", "has", 40)),
         ("LIBFABRIC", {"progress": "off"}, "", TOO_MANY.format("LIBFABRIC", "needs", 40)),
         ("LIBFABRIC", {"progress": "on", "extended": True}, "", TOO_MANY.format("LIBFABRIC", "has", 200)),
-        ("UCX", {}, "mute-finder-1-3",
-         late("etcd to have the metadata of 40 agents under /n/", "etcd has 39: read what NIXL wrote: nothing")),
-        ("UCX", {}, "mute-finder-0",
-         late("etcd to have the metadata of 40 agents under /n/", f"etcd has 39: read what NIXL wrote: {MUTE}")),
-        ("UCX", {}, "deaf-finder-2",
-         late("worker 3 to load the metadata of 39 agents",
-              "39 are missing, first finder-0; NIXL wrote: E0101 etcd: cannot fetch finder-3-9")),
-        ("UCX", {}, "deaf-finder-0 fetches-quietly",
-         late("worker 1 to load the metadata of 39 agents", "39 are missing, first finder-0-1; NIXL wrote: nothing")),
-        ("UCX", {}, "never-removes",
-         late("etcd to have the metadata of 0 agents under /n/", "etcd has 40: read what NIXL wrote: nothing")),
+        (
+            "UCX",
+            {},
+            "mute-finder-1-3",
+            late("etcd to have the metadata of 40 agents under /n/", "etcd has 39: read what NIXL wrote: nothing"),
+        ),
+        (
+            "UCX",
+            {},
+            "mute-finder-0",
+            late("etcd to have the metadata of 40 agents under /n/", f"etcd has 39: read what NIXL wrote: {MUTE}"),
+        ),
+        (
+            "UCX",
+            {},
+            "deaf-finder-2",
+            late(
+                "worker 3 to load the metadata of 39 agents",
+                "39 are missing, first finder-0; NIXL wrote: E0101 etcd: cannot fetch finder-3-9",
+            ),
+        ),
+        (
+            "UCX",
+            {},
+            "deaf-finder-0 fetches-quietly",
+            late("worker 1 to load the metadata of 39 agents", "39 are missing, first finder-0-1; NIXL wrote: nothing"),
+        ),
+        (
+            "UCX",
+            {},
+            "never-removes",
+            late("etcd to have the metadata of 0 agents under /n/", "etcd has 40: read what NIXL wrote: nothing"),
+        ),
         ("UCX", {}, "never-forgets", unforgotten("worker 1", "finder-3-9")),
         *(("UCX", {}, f"spoils-{number + 1}", differ(f"finder-{(number + 1) % 4}-9")) for number in range(4)),
     ],
-)  # fmt: skip
+)
 def test_many_agents_find_each_other_or_the_missing_ones_are_counted(
     conclude: Conclude, backend: str, options: dict[str, Any], faults: str, conclusion: str
 ) -> None:

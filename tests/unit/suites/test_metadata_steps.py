@@ -63,9 +63,13 @@ def test_agents_of_one_backend_end_with_the_test_and_wait_for_handshakes(
     settings = make_settings(backend=("UCX", "LIBFABRIC"), progress_thread=("on", "off"), timeout=30.0)
     with ExitStack() as stack:
         started = value_of(
-            conftest.agents, stack, nixl_settings=settings, agent_backend=backend, agent_progress="off",
+            conftest.agents,
+            stack,
+            nixl_settings=settings,
+            agent_backend=backend,
+            agent_progress="off",
             nixl_etcd_proxy=None,
-        )  # fmt: skip
+        )
         ((host, changed),) = (start.args for start in agents.call_args_list)
         assert host == ("host", "the supervisor")
         assert (changed.backend, changed.progress_thread, changed.timeout) == ((backend,), ("off",), seconds)
@@ -112,9 +116,12 @@ def test_a_namespace_is_of_this_test_on_all_ranks_or_nixl_cannot_use_its_etcd(
     assert (namespace.client, namespace.endpoint, namespace.name, namespace.seconds) == (client, PLAIN, "/t/x", 12.0)
     namespace.start("one", "two")
     agents.start_each.assert_called_once_with(
-        ("one", "two"), environment={"NIXL_ETCD_ENDPOINTS": PLAIN, "NIXL_ETCD_NAMESPACE": "/t/x"}, hosts=hosts,
-        listen_thread=True, progress_thread=None,
-    )  # fmt: skip
+        ("one", "two"),
+        environment={"NIXL_ETCD_ENDPOINTS": PLAIN, "NIXL_ETCD_NAMESPACE": "/t/x"},
+        hosts=hosts,
+        listen_thread=True,
+        progress_thread=None,
+    )
 
 
 def test_a_test_has_a_client_of_a_proxy_to_its_etcd(stack: ExitStack) -> None:
@@ -157,8 +164,10 @@ def test_a_key_is_that_of_nixl_and_a_namespace_is_also_that_of_other_endpoints(s
     nixl, namespace, agent, _ = start()
     unset: Any = Namespace(nixl, nixl.client, ETCD, None, 30.0)
     assert [space.key(agent) for space in (namespace, namespace.part("a"), unset)] == [
-        "/n/first/metadata", "/n/a/first/metadata", "/nixl/agents//first/metadata",
-    ]  # fmt: skip
+        "/n/first/metadata",
+        "/n/a/first/metadata",
+        "/nixl/agents//first/metadata",
+    ]
     assert (namespace.key(agent, "part"), namespace.key(agent, "")) == ("/n/first/part", "/n/first/")
     other = namespace.reached_by("http://other:1")
     assert (other.client, other.endpoint, other.name, other.seconds) == (nixl.client, "http://other:1", "/n", 30.0)
@@ -245,16 +254,27 @@ def test_what_is_awaited_in_vain_is_named_with_what_nixl_wrote(
     compare = "compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both agents, including slashes"
     silent = "NIXL reported no error to Python"
     steps: list[tuple[Callable[[], None], str, str]] = [
-        (lambda: namespace.publish_part(first, "part", connections=True),
-         f"worker 1 to publish its metadata under /n/first/part: {silent}", f"read what NIXL wrote: {first_wrote}"),
-        (lambda: namespace.publish_anywhere(first),
-         f"worker 1 to publish its metadata under any key: {silent}", f"read what NIXL wrote: {first_wrote}"),
-        (lambda: namespace.await_gone(first),
-         "etcd to have no key under /n/first/, which worker 1 removed", f"read what NIXL wrote: {first_wrote}"),
-        (lambda: namespace.await_loaded(second, first, label="part"),
-         "worker 2 to load the metadata of first that is in etcd under /n/first/part",
-         f"{compare}; what NIXL wrote last: {second_wrote}"),
-    ]  # fmt: skip
+        (
+            lambda: namespace.publish_part(first, "part", connections=True),
+            f"worker 1 to publish its metadata under /n/first/part: {silent}",
+            f"read what NIXL wrote: {first_wrote}",
+        ),
+        (
+            lambda: namespace.publish_anywhere(first),
+            f"worker 1 to publish its metadata under any key: {silent}",
+            f"read what NIXL wrote: {first_wrote}",
+        ),
+        (
+            lambda: namespace.await_gone(first),
+            "etcd to have no key under /n/first/, which worker 1 removed",
+            f"read what NIXL wrote: {first_wrote}",
+        ),
+        (
+            lambda: namespace.await_loaded(second, first, label="part"),
+            "worker 2 to load the metadata of first that is in etcd under /n/first/part",
+            f"{compare}; what NIXL wrote last: {second_wrote}",
+        ),
+    ]
     for step, description, remedy in steps:
         with pytest.raises(LateError) as late:
             step()
@@ -286,20 +306,29 @@ def split(name: str) -> Judgement:
 @pytest.mark.parametrize(
     ("name", "judged"),
     [
-        (None, Judgement(
-            Verdict.PASS, "NIXL_ETCD_NAMESPACE is not set: agents publish under /nixl/agents//<agent>/")),
+        (None, Judgement(Verdict.PASS, "NIXL_ETCD_NAMESPACE is not set: agents publish under /nixl/agents//<agent>/")),
         ("/nixl/agents/", Judgement(Verdict.PASS, "agents publish under /nixl/agents//<agent>/")),
         ("/nixl/agents", split("/nixl/agents")),
         ("/nixl/agents//", split("/nixl/agents//")),
         ("/prod/", Judgement(Verdict.PASS, "agents publish under /prod//<agent>/")),
-        ("prod/", Judgement(
-            Verdict.WARN, "NIXL_ETCD_NAMESPACE='prod/' does not begin with a slash: keys are prod//<agent>/",
-            f"set NIXL_ETCD_NAMESPACE=/prod/: {SLASH}")),
-        ("", Judgement(
-            Verdict.WARN, "NIXL_ETCD_NAMESPACE='' does not begin with a slash: keys are /<agent>/",
-            f"unset NIXL_ETCD_NAMESPACE: {SLASH}")),
+        (
+            "prod/",
+            Judgement(
+                Verdict.WARN,
+                "NIXL_ETCD_NAMESPACE='prod/' does not begin with a slash: keys are prod//<agent>/",
+                f"set NIXL_ETCD_NAMESPACE=/prod/: {SLASH}",
+            ),
+        ),
+        (
+            "",
+            Judgement(
+                Verdict.WARN,
+                "NIXL_ETCD_NAMESPACE='' does not begin with a slash: keys are /<agent>/",
+                f"unset NIXL_ETCD_NAMESPACE: {SLASH}",
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_namespace_of_a_deployment_is_judged(
     name: str | None, judged: Judgement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,15 +420,20 @@ def test_transfers_by_each_backend_are_recorded_and_judged(
     environment = dict.fromkeys(("UCX", "LIBFABRIC", "POSIX"), "set beside tcp")
     agents = call.Agents().__enter__()
     calls = [
-        call.Agents("first", settings), agents,
+        call.Agents("first", settings),
+        agents,
         agents.start_each(
-            ["initiator", "target"], backends=("UCX", "LIBFABRIC"), environment=environment,
-            hosts=["first", "second"], progress_thread=None,
+            ["initiator", "target"],
+            backends=("UCX", "LIBFABRIC"),
+            environment=environment,
+            hosts=["first", "second"],
+            progress_thread=None,
         ),
         call.add_storage(started.initiator),
         call.use_each(*pair, ("UCX", "LIBFABRIC", "POSIX"), directory="/d", seconds=9.0),
-        call.Agents().__exit__(None, None, None), call.judge_uses(started.use_each.return_value),
-    ]  # fmt: skip
+        call.Agents().__exit__(None, None, None),
+        call.judge_uses(started.use_each.return_value),
+    ]
     assert started.mock_calls == calls
     run.record.note.assert_called_once_with("judged")
 
@@ -421,12 +455,14 @@ def test_bytes_go_through_one_agent_or_two(
     writer = reader if count == 1 else started.target
     options = {"backends": ["UCX"], "progress_thread": None}
     calls = [
-        call.Agents("first", settings), agents,
+        call.Agents("first", settings),
+        agents,
         agents.start("initiator", environment={**environment, "AWS": "secret"}, **options),
         *[agents.start("target", environment=environment, host="second", **options)] * (count - 1),
         call.add_storage(reader, writer, bucket),
         call.move_through(reader, writer, "UCX", bucket, directory="/d", seconds=9.0),
-        call.Agents().__exit__(None, None, None), call.judge_legs(started.move_through.return_value),
-    ]  # fmt: skip
+        call.Agents().__exit__(None, None, None),
+        call.judge_legs(started.move_through.return_value),
+    ]
     assert started.mock_calls == calls
     run.record.note.assert_called_once_with("1 agent: judged" if count == 1 else "2 agents: judged")

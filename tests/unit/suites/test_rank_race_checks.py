@@ -60,14 +60,24 @@ def test_claimants_and_the_proxy_end_with_the_test(monkeypatch: pytest.MonkeyPat
         ("/opt/bench", "/usr/bench", ("POSIX", "LIBFABRIC", "UCX"), ("/opt/bench", "LIBFABRIC")),
         ("", "/usr/bench", ("UCX",), ("/usr/bench", "UCX")),
         ("", None, ("UCX",), "NotApplicableError: nixlbench is not on PATH, and --nixl-nixlbench PATH is not given"),
-        ("", "/usr/bench", ("POSIX", "OBJ"), "NotApplicableError: --nixl-backend=POSIX,OBJ moves bytes to storage, and "
-                                             "nixlbench then has no second rank"),
+        (
+            "",
+            "/usr/bench",
+            ("POSIX", "OBJ"),
+            "NotApplicableError: --nixl-backend=POSIX,OBJ moves bytes to storage, and "
+            "nixlbench then has no second rank",
+        ),
     ],
-)  # fmt: skip
+)
 def test_nixlbench_is_that_of_the_option_or_of_the_path(
-    option: str, on_path: str | None, backends: tuple[str, ...], expected: Any,
-    make_settings: Callable[..., Settings], stack: ExitStack, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    option: str,
+    on_path: str | None,
+    backends: tuple[str, ...],
+    expected: Any,
+    make_settings: Callable[..., Settings],
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     subject = MagicMock()
     monkeypatch.setattr(conftest, "NixlbenchSubject", subject)
     monkeypatch.setattr(shutil, "which", {"nixlbench": on_path}.get)
@@ -92,12 +102,11 @@ WRONG_RANKS = "FAIL: 2 simultaneous claims did not give each rank once: rank 0 o
     ("several", "answers", "conclusion"),
     [
         (False, [], "NOT-APPLICABLE: this run has one rank"),
-        (True, [[0, 1], [1, 0], [0, 1]],
-         "PASS: 2 ranks claimed at once, 3 times, and each rank was given once"),
+        (True, [[0, 1], [1, 0], [0, 1]], "PASS: 2 ranks claimed at once, 3 times, and each rank was given once"),
         (True, [[0, 1], [1, 1]], WRONG_RANKS.format(1, 1)),
         (True, [[0, 2]], WRONG_RANKS.format(0, 2)),
     ],
-)  # fmt: skip
+)
 def test_each_rank_of_a_run_gets_a_rank(
     several: bool, answers: list[list[int]], conclusion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,25 +196,63 @@ VICTIM: dict[str, Any] = {"endpoint": "proxy of g", "function": "membership", "t
 @pytest.mark.parametrize(
     ("first", "reached", "expected"),
     [
-        (True, True, [
-            ("count", "/p/g/members/"), HELD, ("claim", "g", 2, VICTIM), ("let through", "g", 3, 120.0), "cut",
-            ("kill", "claimant 0"), ("claim", "g", 2, {"ttl": 20}), ("claim", "g", 2, {"ttl": 20}),
-        ]),
-        (True, False, [
-            ("count", "/p/g/members/"), HELD, ("claim", "g", 2, VICTIM), ("let through", "g", 3, 120.0), "cut",
-            ("kill", "claimant 0"),
-        ]),
-        (False, True, [
-            ("claim", "g", 2, {"ttl": 20}), ("count", "/p/g/members/"), HELD, ("claim", "g", 2, VICTIM),
-            ("let through", "g", 3, 120.0), "cut", ("kill", "claimant 1"), ("claim", "g", 2, {"ttl": 20}),
-        ]),
-        (False, False, [
-            ("claim", "g", 2, {"ttl": 20}), ("count", "/p/g/members/"), HELD, ("claim", "g", 2, VICTIM),
-            ("let through", "g", 3, 120.0), "cut", ("kill", "claimant 1"), ("close", "claimant 0"),
-        ]),
+        (
+            True,
+            True,
+            [
+                ("count", "/p/g/members/"),
+                HELD,
+                ("claim", "g", 2, VICTIM),
+                ("let through", "g", 3, 120.0),
+                "cut",
+                ("kill", "claimant 0"),
+                ("claim", "g", 2, {"ttl": 20}),
+                ("claim", "g", 2, {"ttl": 20}),
+            ],
+        ),
+        (
+            True,
+            False,
+            [
+                ("count", "/p/g/members/"),
+                HELD,
+                ("claim", "g", 2, VICTIM),
+                ("let through", "g", 3, 120.0),
+                "cut",
+                ("kill", "claimant 0"),
+            ],
+        ),
+        (
+            False,
+            True,
+            [
+                ("claim", "g", 2, {"ttl": 20}),
+                ("count", "/p/g/members/"),
+                HELD,
+                ("claim", "g", 2, VICTIM),
+                ("let through", "g", 3, 120.0),
+                "cut",
+                ("kill", "claimant 1"),
+                ("claim", "g", 2, {"ttl": 20}),
+            ],
+        ),
+        (
+            False,
+            False,
+            [
+                ("claim", "g", 2, {"ttl": 20}),
+                ("count", "/p/g/members/"),
+                HELD,
+                ("claim", "g", 2, VICTIM),
+                ("let through", "g", 3, 120.0),
+                "cut",
+                ("kill", "claimant 1"),
+                ("close", "claimant 0"),
+            ],
+        ),
     ],
     ids=["first", "first that lost its lease", "last", "last that lost its lease"],
-)  # fmt: skip
+)
 def test_a_claimant_is_killed_after_some_requests_and_others_claim_all_ranks(
     make_race: Callable[..., Any], first: bool, reached: bool, expected: list[Any]
 ) -> None:
@@ -238,22 +285,45 @@ BUSY = "other processes used 3.0 of this host's 2 processors during the test"
     ("passes", "faults", "late", "busy", "slow", "conclusion"),
     [
         ({}, {}, [], "", 2.0, KILLS.format("2.0")),
-        (dict.fromkeys(("first-after-2-lease-1", "first-after-2-lease-4", "last-after-0-lease-1"), False), {}, [], "",
-         2.0, KILLS.format("2.0")),
-        ({f"last-after-1-lease-{ttl}": False for ttl in (1, 4, 16)}, {}, [], "", 2.0,
-         "INCONCLUSIVE: last-after-1: the claimant lost its lease of 16 s before it could be killed"),
-        ({}, {"first-after-0-lease-1": ["bad", "worse"], "last-after-4-lease-1": ["wrong"]}, ["x"], BUSY, 9.0,
-         "FAIL: first-after-0-lease-1: bad; first-after-0-lease-1: worse; last-after-4-lease-1: wrong"),
+        (
+            dict.fromkeys(("first-after-2-lease-1", "first-after-2-lease-4", "last-after-0-lease-1"), False),
+            {},
+            [],
+            "",
+            2.0,
+            KILLS.format("2.0"),
+        ),
+        (
+            {f"last-after-1-lease-{ttl}": False for ttl in (1, 4, 16)},
+            {},
+            [],
+            "",
+            2.0,
+            "INCONCLUSIVE: last-after-1: the claimant lost its lease of 16 s before it could be killed",
+        ),
+        (
+            {},
+            {"first-after-0-lease-1": ["bad", "worse"], "last-after-4-lease-1": ["wrong"]},
+            ["x"],
+            BUSY,
+            9.0,
+            "FAIL: first-after-0-lease-1: bad; first-after-0-lease-1: worse; last-after-4-lease-1: wrong",
+        ),
         ({}, {}, [], "", 4.1, "WARN: all ranks were claimed again, but only after 4.1 s, with a lease of 1 s"),
         ({}, {}, [], "", 3.9, KILLS.format("3.9")),
         ({}, {}, ["x", "y"], BUSY, 2.0, f"WARN: undecided: no rank was wrong, but x; y; {BUSY}"),
         ({}, {}, ["x", "y"], "", 2.0, "FAIL: x; y"),
     ],
-)  # fmt: skip
+)
 def test_ranks_after_a_kill_are_judged(
-    make_race: Callable[..., Any], passes: dict[str, bool], faults: dict[str, list[str]], late: list[str], busy: str,
-    slow: float, conclusion: str,
-) -> None:  # fmt: skip
+    make_race: Callable[..., Any],
+    passes: dict[str, bool],
+    faults: dict[str, list[str]],
+    late: list[str],
+    busy: str,
+    slow: float,
+    conclusion: str,
+) -> None:
     race = make_race(passes, faults)
     race.late, race.busy, claim = late, busy, race.claim
 
@@ -279,9 +349,9 @@ def test_ranks_after_a_kill_are_judged(
     asked = [step[1:] for step in race.calls if step[0] == "faults"]
     killed = [group for group, _ in groups if passes.get(group, True)]
     waits = [round(120.0 - 10 * number, 3) for number in range(8)]
-    assert asked == ([] if "INCONCLUSIVE" in conclusion else [
-        (2, 2, group, wait) for group, wait in zip(killed, waits, strict=True)
-    ])  # fmt: skip
+    assert asked == (
+        [] if "INCONCLUSIVE" in conclusion else [(2, 2, group, wait) for group, wait in zip(killed, waits, strict=True)]
+    )
 
 
 def test_the_latest_kill_is_judged_by_its_own_lease(make_race: Callable[..., Any]) -> None:
@@ -374,18 +444,30 @@ def test_a_group_starts_after_a_dead_one_of_the_same_name(
 @pytest.mark.parametrize(
     ("check", "patched", "remedy"),
     [
-        (test_membership.test_the_known_race_is_detected, GOOD,
-         "report this output: it shows a defect of pytest-nixl's membership"),
-        (test_membership.test_simultaneous_claims_give_each_rank_once, BAD,
-         "report this output: it shows a defect of pytest-nixl's membership"),
-        (test_membership.test_simultaneous_claims_give_each_rank_once, APART,
-         "report this output: it shows a defect of pytest-nixl's membership"),
+        (
+            test_membership.test_the_known_race_is_detected,
+            GOOD,
+            "report this output: it shows a defect of pytest-nixl's membership",
+        ),
+        (
+            test_membership.test_simultaneous_claims_give_each_rank_once,
+            BAD,
+            "report this output: it shows a defect of pytest-nixl's membership",
+        ),
+        (
+            test_membership.test_simultaneous_claims_give_each_rank_once,
+            APART,
+            "report this output: it shows a defect of pytest-nixl's membership",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_fault_of_the_membership_is_to_be_reported(
-    make_race: Callable[..., Any], check: Callable[..., None], patched: Amplified, remedy: str,
+    make_race: Callable[..., Any],
+    check: Callable[..., None],
+    patched: Amplified,
+    remedy: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(test_membership, "amplify", lambda *_, **__: patched)
     judgements: list[Judgement] = []
     arguments: dict[str, Any] = {"claimants": 2} if patched is not GOOD else {}
@@ -405,16 +487,20 @@ UNIQUE = "PASS: two processes that registered at once got two ranks, 3 times: {}
     ("runs", "tried", "conclusion"),
     [
         ([GOOD] * 3, TRIED, UNIQUE.format("both wrote at once", "7 orders of their requests")),
-        ([GOOD, GOOD, replace(GOOD, locked=True)], replace(TRIED, complete=False),
-         UNIQUE.format("a lock made one wait while the other wrote",
-                       "7 orders of their requests, for more there was no time")),
+        (
+            [GOOD, GOOD, replace(GOOD, locked=True)],
+            replace(TRIED, complete=False),
+            UNIQUE.format(
+                "a lock made one wait while the other wrote", "7 orders of their requests, for more there was no time"
+            ),
+        ),
         ([GOOD, BAD], None, f"FAIL: {BAD_TEXT}"),
         ([replace(BAD, unmet="apart")], None, f"FAIL: {BAD_TEXT}"),
         ([replace(GOOD, faults=("no rank",))], None, "FAIL: no rank\nthe order"),
         ([GOOD, APART], None, f"INCONCLUSIVE: {NO_OVERLAP}: they were apart; no rank"),
         ([GOOD] * 3, WRONG_ORDER, "FAIL: in this order; too early\nthe order of orders"),
     ],
-)  # fmt: skip
+)
 def test_two_processes_of_nixlbench_get_two_ranks(
     runs: list[Amplified], tried: TriedOrders | None, conclusion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,8 +510,8 @@ def test_two_processes_of_nixlbench_get_two_ranks(
     remedy = MagicMock(return_value="a remedy")
     monkeypatch.setattr(test_nixlbench, "remedy_for", remedy)
     judgements: list[Judgement] = []
-    race: Any = SimpleNamespace(path="path", etcd="etcd")
-    test_nixlbench.test_two_nixlbench_processes_that_start_at_once_get_two_ranks("bench", race, judgements.append)  # type: ignore[arg-type]
+    check: Any = test_nixlbench.test_two_nixlbench_processes_that_start_at_once_get_two_ranks
+    check("bench", SimpleNamespace(path="path", etcd="etcd"), judgements.append)
     (judgement,) = judgements
     assert f"{judgement.verdict.value}: {judgement.reason}" == conclusion
     assert amplify.mock_calls == [
@@ -446,20 +532,38 @@ WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was
     [
         (BAD, [], 0, f"NOT-APPLICABLE: {WITHOUT_LOSS}: see nixlbench-ranks-unique", ""),
         (APART, [], 0, f"INCONCLUSIVE: {NO_OVERLAP}: they were apart; no rank", test_nixlbench.NOT_TRIED),
-        (GOOD, [LOST, LOST, GOOD, LOST, GOOD, GOOD], 0,
-         "NIXLBENCH-RANK-TWICE does not occur: each of 2 answers of both processes was lost once", None),
-        (GOOD, [LOST, LOST, GOOD, replace(BAD, lost=True)], 0,
-         f"NIXLBENCH-RANK-TWICE occurs: answer 2 of a process was lost: {BAD_TEXT}", None),
+        (
+            GOOD,
+            [LOST, LOST, GOOD, LOST, GOOD, GOOD],
+            0,
+            "NIXLBENCH-RANK-TWICE does not occur: each of 2 answers of both processes was lost once",
+            None,
+        ),
+        (
+            GOOD,
+            [LOST, LOST, GOOD, replace(BAD, lost=True)],
+            0,
+            f"NIXLBENCH-RANK-TWICE occurs: answer 2 of a process was lost: {BAD_TEXT}",
+            None,
+        ),
         (GOOD, [BAD, LOST], 0, f"FAIL: {WITHOUT_LOSS}: {BAD_TEXT}", "a remedy"),
-        (GOOD, [LOST] * 4, 100.0,
-         "INCONCLUSIVE: no rank was given twice, but there was time to lose 2 answers of each process only",
-         "run it again on a host that is less busy"),
+        (
+            GOOD,
+            [LOST] * 4,
+            100.0,
+            "INCONCLUSIVE: no rank was given twice, but there was time to lose 2 answers of each process only",
+            "run it again on a host that is less busy",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_lost_answer_gives_no_rank_twice(
-    first: Amplified, losses: list[Amplified], seconds: float, conclusion: str, remedy: str | None,
+    first: Amplified,
+    losses: list[Amplified],
+    seconds: float,
+    conclusion: str,
+    remedy: str | None,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     clock, runs = DoubledClock(), iter([first, *losses])
     calls: list[Any] = []
 
@@ -472,10 +576,9 @@ def test_a_lost_answer_gives_no_rank_twice(
     monkeypatch.setattr(test_nixlbench, "time", clock)
     monkeypatch.setattr(test_nixlbench, "remedy_for", lambda outcomes: "a remedy" if outcomes == TWICE else "another")
     ends: list[Any] = []
-    race: Any = SimpleNamespace(path="path", etcd="etcd")
-    test_nixlbench.test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
-        "bench", race, lambda id, occurs, reason: ends.append((id, occurs, reason)), ends.append  # type: ignore[arg-type]
-    )  # fmt: skip
+    check: Any = test_nixlbench.test_nixlbench_gives_no_rank_twice_after_a_lost_answer
+    race = SimpleNamespace(path="path", etcd="etcd")
+    check("bench", race, lambda id, occurs, reason: ends.append((id, occurs, reason)), ends.append)
     (end,) = ends
     if remedy is None:
         id, occurs, reason = end
@@ -485,8 +588,15 @@ def test_a_lost_answer_gives_no_rank_twice(
     assert calls == [
         call("path", "etcd", "bench", 2, group="race-lost-"),
         *(
-            call("path", "etcd", "bench", 2, group=f"race-lost-{number % 2}-{number // 2 + 1}-", seconds=20.0,
-                 loses=(number % 2, number // 2 + 1))
+            call(
+                "path",
+                "etcd",
+                "bench",
+                2,
+                group=f"race-lost-{number % 2}-{number // 2 + 1}-",
+                seconds=20.0,
+                loses=(number % 2, number // 2 + 1),
+            )
             for number in range(len(losses))
         ),
-    ]  # fmt: skip
+    ]

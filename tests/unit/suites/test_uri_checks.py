@@ -47,16 +47,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
 def test_a_placeholder_is_filled_in_text_and_rewrite() -> None:
     entry = Entry("{host}:{port},{dead} {long}{host}", ReadOutcome.INVALID, True, "{port}", "{port} {host} {dead}")
     assert astuple(entry.at(1, 2)) == (
-        f"127.0.0.1:1,2 {'a' * 4000}127.0.0.1", ReadOutcome.INVALID, True, "{port}", "1 127.0.0.1 2",
-    )  # fmt: skip
+        f"127.0.0.1:1,2 {'a' * 4000}127.0.0.1",
+        ReadOutcome.INVALID,
+        True,
+        "{port}",
+        "1 127.0.0.1 2",
+    )
     assert entry.at(3, 4, "h").text == f"h:3,4 {'a' * 4000}h"
 
 
 def test_the_corpus_has_each_recorded_value() -> None:
     corpus = load_corpus()
     assert (corpus[0], corpus[0].etcdctl) == (
-        Entry("http://{host}:{port}", ReadOutcome.PUBLISHES, True, "it contacts", "http://{host}:{port}"), True,
-    )  # fmt: skip
+        Entry("http://{host}:{port}", ReadOutcome.PUBLISHES, True, "it contacts", "http://{host}:{port}"),
+        True,
+    )
     assert len(corpus) > 80
     assert {entry.nixl for entry in corpus} == set(ReadOutcome)
     assert max(Counter(entry.text for entry in corpus).values()) == 1
@@ -95,28 +100,39 @@ ARGUMENTS = ("the client", "settings", "the supervisor")
     ("check", "expected"),
     [
         (test_conformance.test_nixl_reads_every_text_as_predicted, [call.judge_readings(["a text"], *ARGUMENTS)]),
-        (test_conformance.test_suggested_rewrites_work, [
-            call.suggestions(["a text"], 2379), call.judge_suggestions("result of suggestions", *ARGUMENTS)]),
+        (
+            test_conformance.test_suggested_rewrites_work,
+            [call.suggestions(["a text"], 2379), call.judge_suggestions("result of suggestions", *ARGUMENTS)],
+        ),
         (test_deployment.test_endpoints_are_well_formed, [call.judge_form("deployment")]),
         (test_deployment.test_endpoints_resolve, [call.judge_resolution("deployment")]),
         (test_deployment.test_endpoints_answer_tcp, [call.judge_connection("deployment")]),
         (test_deployment.test_endpoints_are_those_of_an_etcd, [call.judge_health("deployment")]),
-        (test_deployment.test_an_agent_publishes_through_the_endpoints, [
-            call.judge_publication("deployment", "settings", "the supervisor")]),
-        (test_library.test_nixl_and_nixlbench_load_the_same_etcd_client, [
-            call.library_of(AGENT), call.judge_library("result of library_of")]),
-        (test_library.test_the_patch_of_uri_validation_is_known, [
-            call.library_of(AGENT), call.judge_patch("result of library_of", PARSED, *ARGUMENTS)]),
+        (
+            test_deployment.test_an_agent_publishes_through_the_endpoints,
+            [call.judge_publication("deployment", "settings", "the supervisor")],
+        ),
+        (
+            test_library.test_nixl_and_nixlbench_load_the_same_etcd_client,
+            [call.library_of(AGENT), call.judge_library("result of library_of")],
+        ),
+        (
+            test_library.test_the_patch_of_uri_validation_is_known,
+            [call.library_of(AGENT), call.judge_patch("result of library_of", PARSED, *ARGUMENTS)],
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
-)  # fmt: skip
+)
 def test_a_check_ends_with_the_judgement_on_its_arguments(
     calls: MagicMock, check: Callable[..., None], expected: list[Any]
 ) -> None:
     values = {
-        "texts": ["a text"], "nixl_private_etcd": SERVER, "nixl_settings": "settings", "deployment": "deployment",
+        "texts": ["a text"],
+        "nixl_private_etcd": SERVER,
+        "nixl_settings": "settings",
+        "deployment": "deployment",
         "nixl_agent": AGENT,
-    }  # fmt: skip
+    }
     names = check.__code__.co_varnames[: check.__code__.co_argcount]
     assert conclusion_of(check, **{name: values[name] for name in names if name in values}) == "PASS: judged"
     assert calls.mock_calls == expected
@@ -152,10 +168,12 @@ PREFACE, HANDSHAKE = b"PRI * HTTP/2.0", b"\x16\x03\x01"
     [
         (PREFACE + b"\r\n\r\nSM", HTTPS.format("occurs", PREFACE)),
         (HANDSHAKE, HTTPS.format("does not occur", HANDSHAKE)),
-        (b"GET / HTTP/1.1", "AssertionError: the agent's first bytes are b'GET / HTTP/1.1', which is neither HTTP/2 "
-                            "nor TLS"),
+        (
+            b"GET / HTTP/1.1",
+            "AssertionError: the agent's first bytes are b'GET / HTTP/1.1', which is neither HTTP/2 nor TLS",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_first_bytes_of_an_agent_tell_whether_it_encrypts(first_bytes: bytes, conclusion: str) -> None:
     starts: list[Any] = []
 
@@ -215,10 +233,14 @@ MEMBERS = f"NIXL-ETCD-MEMBER-DROPPED {{}}: {FIRST_OF_TWO} "
     [
         (True, "a line\nbad http://10.0.0.1:2379/", f"{MEMBERS.format('does not occur')}['bad http://10.0.0.1:2379/']"),
         (True, "a line", f"{MEMBERS.format('occurs')}nothing"),
-        (False, FAILED, "LateError: waited 5 s for an agent to use the good one of two members\n"
-                        "remedy: the target uri is not valid"),
+        (
+            False,
+            FAILED,
+            "LateError: waited 5 s for an agent to use the good one of two members\n"
+            "remedy: the target uri is not valid",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_member_that_nixl_cannot_read_is_to_be_named(
     clock: DoubledClock, published: bool, output: str, conclusion: str
 ) -> None:
@@ -244,10 +266,13 @@ SILENT = "NIXL-ETCD-SILENT-FAILURE {}: with an endpoint that NIXL cannot read, s
     [
         (None, 0, SILENT.format("occurs", "returned, but nothing is in etcd")),
         (nixl_error("no", "nixlBackendError"), 0, SILENT.format("does not occur", "raised nixlBackendError")),
-        (None, 1, "AssertionError: NIXL published through an endpoint with a slash after its port: see "
-                  "endpoints-conform"),
+        (
+            None,
+            1,
+            "AssertionError: NIXL published through an endpoint with a slash after its port: see endpoints-conform",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_failure_to_publish_is_to_be_raised(error: Exception | None, stored: int, conclusion: str) -> None:
     agent, client = MagicMock(), MagicMock()
     publisher = agent.another.return_value
@@ -255,13 +280,16 @@ def test_a_failure_to_publish_is_to_be_raised(error: Exception | None, stored: i
     client.count_prefix.return_value = stored
     ending = ending_of(
         test_security.test_a_failure_to_publish_is_raised,
-        nixl_private_etcd=SimpleNamespace(endpoint=ENDPOINT, client=client), nixl_agent=agent,
+        nixl_private_etcd=SimpleNamespace(endpoint=ENDPOINT, client=client),
+        nixl_agent=agent,
         nixl_settings=SimpleNamespace(),
-    )  # fmt: skip
+    )
     assert ending == conclusion
     environment = {"NIXL_ETCD_ENDPOINTS": f"{ENDPOINT}/", "NIXL_ETCD_NAMESPACE": "/silent"}
     assert agent.mock_calls == [
-        call.another("silent", listen_thread=True, environment=environment), call.another().allocate(4096),
-        call.another().register(publisher.allocate.return_value), call.another().send_local_metadata(),
-    ]  # fmt: skip
+        call.another("silent", listen_thread=True, environment=environment),
+        call.another().allocate(4096),
+        call.another().register(publisher.allocate.return_value),
+        call.another().send_local_metadata(),
+    ]
     client.count_prefix.assert_called_once_with("/silent/")
