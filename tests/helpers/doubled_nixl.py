@@ -24,8 +24,8 @@ from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, Work
 
 #: The address of the etcd.
 ETCD = "http://etcd:2379"
-#: Seconds until a request reaches etcd, until a watch is confirmed, and until a cut connection is there again.
-REQUEST, CONFIRMED, RECONNECTED = 0.02, 0.09, 0.7
+#: Seconds until a request reaches etcd, and until a cut connection is there again.
+REQUEST, RECONNECTED = 0.02, 0.7
 #: Seconds for which an agent waits for the metadata of another that it fetches.
 MISSING = 5.0
 
@@ -320,6 +320,9 @@ class DoubledAgent:
         if f"all-memory-of-{loaded['name']}" in self.nixl.faults:
             loaded["memory"] = list(self.nixl.incarnations[loaded["number"]].memory)
         self._remembered = loaded["memory"] if "remembers" in self.nixl.faults else []
+        for index in (0, 1):
+            if not loaded["whole"] and f"parts-forget-{index}" in self.nixl.faults:
+                del loaded["memory"][index]
         self.known[loaded["name"]] = loaded
 
     def check_remote_metadata(self, name: str, memory: Sequence[int] = ()) -> bool:
@@ -444,11 +447,11 @@ class DoubledAgent:
             self.watched.add(key)
 
         if "never-watches" not in self.nixl.faults:
-            self.nixl.clock.after(CONFIRMED, confirm)
+            self.nixl.clock.after(self.nixl.confirmed, confirm)
 
     def invalidate_local_metadata(self, ip_addr: str = "", port: int = 0) -> None:
         self._call()
-        if "never-removes" in self.nixl.faults:
+        if {"never-removes", f"never-removes-{self.worker.name[-1]}"}.intersection(self.nixl.faults):
             return
         if ip_addr:
             listener = self.nixl.listener(ip_addr, port)
@@ -462,7 +465,7 @@ class DoubledAgent:
             for key in [key for key in self.nixl.client.keys if key.startswith(removed)]:
                 del self.nixl.client.keys[key]
             for agent in watchers:
-                if "never-forgets" not in self.nixl.faults:
+                if not {"never-forgets", f"never-forgets-{agent.name}"}.intersection(self.nixl.faults):
                     self.nixl.clock.after(self.nixl.load, partial(agent.known.pop, self.name, None))
 
         self.nixl.clock.after(REQUEST, remove)
@@ -509,6 +512,8 @@ class DoubledNixl:
         self.done_after, self.delivered_after, self.load = 0.03, 0.05, 0.3
         #: Seconds for which a fetch of a missing agent waits.
         self.held_up = MISSING
+        #: Seconds until a watch is confirmed.
+        self.confirmed = 0.09
         #: Whether agents make progress without being polled.
         self.threads = True
 

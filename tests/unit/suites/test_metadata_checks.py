@@ -196,6 +196,9 @@ def test_a_check_ends_as_a_sound_nixl_demands(conclude: Conclude, check: Check, 
     assert conclude(check, nixl) == conclusion
     assert (nixl.started, nixl.beside[: len(beside)]) == (started, beside)
     assert (nixl.moved, nixl.released) == (moved, moved)
+    assert {buffer.size for buffer in nixl.buffers.values()} <= {65536}
+    timeouts = {agent.worker.timeout for agent in nixl.incarnations.values()}
+    assert timeouts == ({60.0, 5.0} if (check, backend) in ((withdrawn, "LIBFABRIC"), (dead, "LIBFABRIC")) else {60.0})
 
 
 @pytest.mark.parametrize("check", [by_etcd, by_side_channel, by_listener, parts_by_etcd, parts_by_side_channel])
@@ -311,6 +314,8 @@ FAULTS = [
     (parts_by_side_channel, "spoils-1", differ("owner")),
     (parts_by_side_channel, "spoils-2", differ("owner")),
     (update, "mute-again", unpublished("/n/publisher/metadata")),
+    (update, "parts-forget-0", "NixlError: no such memory"),
+    (update, "parts-forget-1", "NixlError: no such memory"),
     (update, "spoils-1", differ("publisher")),
     (update, "spoils-2", differ("publisher")),
     (
@@ -402,7 +407,7 @@ FAULTS = [
         "name-refused",
         "NIXL-ETCD-DUPLICATE-NAME does not occur: the second agent got an error: the name is in use",
     ),
-    (twins, "never-removes", unremoved("/n/twin/")),
+    (twins, "never-removes-1", unremoved("/n/twin/")),
     (twins, "mute-again", unpublished("/n/twin/metadata", worker="worker 2")),
     (
         deregistered,
@@ -491,6 +496,13 @@ def test_a_fetch_is_held_up_if_it_takes_two_seconds_longer_than_usual(
             20.1,
             RECONNECTS.format("occurs", "failed: the call did not return within 20.1 s"),
         ),
+        (
+            withdrawn,
+            "hangs-2",
+            {"confirmed": 3.0},
+            5.0,
+            RECONNECTS.format("occurs", "failed: the call did not return within 5.0 s"),
+        ),
         (withdrawn, "spoils-1", {}, 60.0, differ("publisher")),
         (withdrawn, "spoils-2", {}, 5.0, differ("publisher")),
     ],
@@ -561,6 +573,10 @@ TOO_MANY = (
             {},
             "never-removes",
             late("etcd to have the metadata of 0 agents under /n/", "etcd has 40: read what NIXL wrote: nothing"),
+        ),
+        *(
+            ("UCX", {}, f"never-forgets-finder-{number}", unforgotten(f"worker {number + 1}", f"finder-{number - 1}-9"))
+            for number in (1, 2, 3)
         ),
         ("UCX", {}, "never-forgets", unforgotten("worker 1", "finder-3-9")),
         *(("UCX", {}, f"spoils-{number + 1}", differ(f"finder-{(number + 1) % 4}-9")) for number in range(4)),

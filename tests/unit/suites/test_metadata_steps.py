@@ -234,6 +234,31 @@ def test_a_late_answer_of_etcd_is_awaited_and_another_error_is_not(start: Callab
             step(agent)
 
 
+@pytest.mark.parametrize(
+    ("label", "requests", "watched"),
+    [
+        ("", [("/n/first/", True)], True),
+        ("part", [("/n/first/", True), ("/n/first/part", True)], True),
+        ("", [("/n/first/", True), ("/n/first/part", False)], True),
+        ("", [("/n/first/", False)], False),
+        ("part", [("/n/first/", True)], False),
+        ("", [], False),
+    ],
+)
+def test_a_watch_is_awaited_until_etcd_has_confirmed_it(
+    start: Callable[..., Any], label: str, requests: list[tuple[str, bool]], watched: bool
+) -> None:
+    nixl, namespace, owner, finder = start()
+    nixl.proxy.requests = [SimpleNamespace(key=key, confirmed=confirmed) for key, confirmed in requests]
+    if watched:
+        namespace.await_watch(nixl.proxy, finder, owner, label)
+        return
+    with pytest.raises(LateError) as late:
+        namespace.await_watch(nixl.proxy, finder, owner, label)
+    key = f"/n/first/{label}"
+    assert str(late.value) == f"waited 30 s for worker 2 to watch {key}, so as to hear when it is withdrawn"
+
+
 def never(*_: Any, **__: Any) -> None:
     """Do nothing, so that what is awaited never comes."""
 

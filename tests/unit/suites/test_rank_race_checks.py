@@ -128,6 +128,7 @@ class DoubledRace:
 
     :param passes: whether the claimant of a group makes the requests; True unless a group is named.
     :param faults: the faults of the ranks of a group.
+    :ivar delays: the seconds from the kill in a group until all its ranks are there.
     """
 
     def __init__(self, clock: DoubledClock, passes: dict[str, bool], faults: dict[str, list[str]]) -> None:
@@ -135,7 +136,9 @@ class DoubledRace:
         self.prefix, self.busy = "/p/", ""
         self.late: list[str] = []
         self.calls: list[Any] = []
-        self.members = 0
+        self.members: dict[str, int] = {}
+        self.killed_at: dict[str, float] = {}
+        self.delays: dict[str, float] = {}
         self.path, self.etcd, self.load = self, self, self
         self.known_bad, self.membership = "known bad", "membership"
 
@@ -154,19 +157,20 @@ class DoubledRace:
     def claim(self, group: str, size: int, **options: Any) -> Any:
         name = f"claimant {sum(call[0] == 'claim' for call in self.calls)}"
         self.calls.append(("claim", group, size, options))
-        self.clock.after(0.5, lambda: setattr(self, "members", 1))
-        number = SimpleNamespace(
-            heard=self.clock.now + 2.0, kill=lambda: self._end("kill", name), close=lambda: self._end("close", name)
+        self.clock.sleep(0.25)  # it takes a while to start a process
+        self.clock.after(0.5, lambda: self.members.update({f"/p/{group}/members/": 1}))
+        return SimpleNamespace(
+            heard=0.0, kill=lambda: self._end("kill", name, group), close=lambda: self._end("close", name, group)
         )
-        return number
 
-    def _end(self, how: str, name: str) -> None:
+    def _end(self, how: str, name: str, group: str) -> None:
+        self.clock.sleep(0.25)
         self.calls.append((how, name))
-        self.members = 0
+        self.killed_at[group] = self.clock.now
 
     def count_prefix(self, prefix: str) -> int:
         self.calls.append(("count", prefix))
-        return self.members
+        return sum(count for key, count in self.members.items() if key.startswith(prefix))
 
     def let_through(self, client: Any, count: int, *, seconds: float) -> bool:
         self.calls.append(("let through", client.group, count, seconds))
@@ -175,6 +179,10 @@ class DoubledRace:
     def faults(self, claimants: Any, size: int, group: str, seconds: float) -> list[str]:
         self.calls.append(("faults", len(claimants), size, group, round(seconds, 3)))
         self.clock.sleep(10)
+        last, *others = claimants if group.startswith("first") else reversed(claimants)
+        last.heard = self.killed_at.get(group, 0.0) + self.delays.get(group, 2.0)
+        for claimant in others:
+            claimant.heard = last.heard - 0.5
         return list(self._faults.get(group, []))
 
 
@@ -264,8 +272,7 @@ def test_a_claimant_is_killed_after_some_requests_and_others_claim_all_ranks(
         assert kill is None
         return
     assert kill is not None
-    assert (kill.group, kill.ttl, len(kill.claimants), kill.at) == ("g", 4, 2, race.clock.now)
-    assert kill.seconds == 2.0
+    assert (kill.group, kill.ttl, len(kill.claimants), kill.at) == ("g", 4, 2, race.killed_at["g"])
 
 
 def test_a_registration_that_never_comes_is_named(make_race: Callable[..., Any]) -> None:
@@ -277,28 +284,25 @@ def test_a_registration_that_never_comes_is_named(make_race: Callable[..., Any])
 
 
 CASES = [f"first-after-{number}" for number in range(3)] + [f"last-after-{number}" for number in range(5)]
+SLOW = "WARN: all ranks were claimed again, but only after {} s, with a lease of {} s"
 KILLS = "PASS: killed at 8 points; all ranks claimed after at most {} s"
 BUSY = "other processes used 3.0 of this host's 2 processors during the test"
 
 
+LOST = {f"last-after-3-lease-{ttl}": False for ttl in (1, 4)}
+
+
 @pytest.mark.parametrize(
-    ("passes", "faults", "late", "busy", "slow", "conclusion"),
+    ("passes", "faults", "late", "busy", "delays", "conclusion"),
     [
-        ({}, {}, [], "", 2.0, KILLS.format("2.0")),
-        (
-            dict.fromkeys(("first-after-2-lease-1", "first-after-2-lease-4", "last-after-0-lease-1"), False),
-            {},
-            [],
-            "",
-            2.0,
-            KILLS.format("2.0"),
-        ),
+        ({}, {}, [], "", {}, KILLS.format("2.0")),
+        ({**LOST, "first-after-0-lease-1": False}, {}, [], "", {}, KILLS.format("2.0")),
         (
             {f"last-after-1-lease-{ttl}": False for ttl in (1, 4, 16)},
             {},
             [],
             "",
-            2.0,
+            {},
             "INCONCLUSIVE: last-after-1: the claimant lost its lease of 16 s before it could be killed",
         ),
         (
@@ -306,13 +310,18 @@ BUSY = "other processes used 3.0 of this host's 2 processors during the test"
             {"first-after-0-lease-1": ["bad", "worse"], "last-after-4-lease-1": ["wrong"]},
             ["x"],
             BUSY,
-            9.0,
+            {"first-after-1-lease-1": 9.0},
             "FAIL: first-after-0-lease-1: bad; first-after-0-lease-1: worse; last-after-4-lease-1: wrong",
         ),
-        ({}, {}, [], "", 4.1, "WARN: all ranks were claimed again, but only after 4.1 s, with a lease of 1 s"),
-        ({}, {}, [], "", 3.9, KILLS.format("3.9")),
-        ({}, {}, ["x", "y"], BUSY, 2.0, f"WARN: undecided: no rank was wrong, but x; y; {BUSY}"),
-        ({}, {}, ["x", "y"], "", 2.0, "FAIL: x; y"),
+        ({}, {}, [], "", {"first-after-0-lease-1": 4.1}, SLOW.format("4.1", 1)),
+        ({}, {}, [], "", {"last-after-4-lease-1": 4.1}, SLOW.format("4.1", 1)),
+        ({}, {}, [], "", {"first-after-0-lease-1": 3.9}, KILLS.format("3.9")),
+        ({}, {}, [], "", {"last-after-4-lease-1": 3.9}, KILLS.format("3.9")),
+        # A group with a lease of 16 s may take longer than one with a lease of 1 s.
+        (LOST, {}, [], "", {"last-after-3-lease-16": 18.9}, KILLS.format("18.9")),
+        (LOST, {}, [], "", {"last-after-3-lease-16": 19.1}, SLOW.format("19.1", 16)),
+        ({}, {}, ["x", "y"], BUSY, {}, f"WARN: undecided: no rank was wrong, but x; y; {BUSY}"),
+        ({}, {}, ["x", "y"], "", {}, "FAIL: x; y"),
     ],
 )
 def test_ranks_after_a_kill_are_judged(
@@ -321,57 +330,27 @@ def test_ranks_after_a_kill_are_judged(
     faults: dict[str, list[str]],
     late: list[str],
     busy: str,
-    slow: float,
+    delays: dict[str, float],
     conclusion: str,
 ) -> None:
     race = make_race(passes, faults)
-    race.late, race.busy, claim = late, busy, race.claim
-
-    def claim_later(group: str, size: int, **options: Any) -> Any:
-        """The claimants of one group after its kill get their ranks later than the others'."""
-        claimant = claim(group, size, **options)
-        if group.startswith("first-after-1") and "function" not in options:
-            claimant.heard += slow - 2.0
-        return claimant
-
-    race.claim = claim_later
+    race.late, race.busy, race.delays = late, busy, delays
     check = test_membership.test_a_killed_claimant_blocks_nobody_longer_than_its_lease
     assert conclusion_of(check, race=race) == conclusion
-    tried = [step[1:3] for step in race.calls if step[0] == "let through"]
     groups = [
         (f"{case}-lease-{ttl}", int(case[-1]))
         for case in CASES
         for ttl in (1, 4, 16)
         if ttl == 1 or not passes.get(f"{case}-lease-{ttl // 4}", True)
     ]
-    ended = len(groups) if "INCONCLUSIVE" not in conclusion else groups.index(("last-after-1-lease-16", 1)) + 1
-    assert tried == groups[:ended]
-    asked = [step[1:] for step in race.calls if step[0] == "faults"]
+    decided = not conclusion.startswith("INCONCLUSIVE")
+    tried = groups if decided else groups[: groups.index(("last-after-1-lease-16", 1)) + 1]
     killed = [group for group, _ in groups if passes.get(group, True)]
-    waits = [round(120.0 - 10 * number, 3) for number in range(8)]
-    assert asked == (
-        [] if "INCONCLUSIVE" in conclusion else [(2, 2, group, wait) for group, wait in zip(killed, waits, strict=True)]
+    waits = [120.0 - 10 * number for number in range(8)]
+    assert [step[1:3] for step in race.calls if step[0] == "let through"] == tried
+    assert [step[1:] for step in race.calls if step[0] == "faults"] == (
+        [(2, 2, group, wait) for group, wait in zip(killed, waits, strict=True)] if decided else []
     )
-
-
-def test_the_latest_kill_is_judged_by_its_own_lease(make_race: Callable[..., Any]) -> None:
-    """A group with a lease of 16 s may take longer than one with a lease of 1 s."""
-    lost = {f"last-after-3-lease-{ttl}": False for ttl in (1, 4)}
-    for slow, conclusion in (
-        (18.9, KILLS.format("18.9")),
-        (19.2, "WARN: all ranks were claimed again, but only after 19.2 s, with a lease of 16 s"),
-    ):
-        race = make_race(lost)
-        claim = race.claim
-
-        def claim_later(group: str, size: int, claim: Any = claim, slow: float = slow, **options: Any) -> Any:
-            claimant = claim(group, size, **options)
-            claimant.heard += slow - 2.0 if group == "last-after-3-lease-16" else 0
-            return claimant
-
-        race.claim = claim_later
-        check = test_membership.test_a_killed_claimant_blocks_nobody_longer_than_its_lease
-        assert conclusion_of(check, race=race) == conclusion
 
 
 # Overlapping claims
@@ -432,7 +411,7 @@ def test_a_group_starts_after_a_dead_one_of_the_same_name(
     make_race: Callable[..., Any], faults: dict[str, list[str]], conclusion: str
 ) -> None:
     race = make_race(faults=faults)
-    race._end = lambda how, name: race.calls.append((how, name))
+    race._end = lambda how, name, group: race.calls.append((how, name))
     check = test_membership.test_keys_of_a_dead_group_do_not_affect_the_next_group
     assert conclusion_of(check, race=race) == conclusion
     claims = {ttl: [("claim", "again", 2, {"ttl": ttl})] * 2 for ttl in (4, 20)}
@@ -523,7 +502,7 @@ def test_two_processes_of_nixlbench_get_two_ranks(
     assert judgement.remedy == {"F": "a remedy", "I": test_nixlbench.NOT_TRIED, "P": ""}[conclusion[0]]
 
 
-LOST = replace(GOOD, lost=True)
+LOSES = replace(GOOD, lost=True)
 WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was lost"
 
 
@@ -534,22 +513,22 @@ WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was
         (APART, [], 0, f"INCONCLUSIVE: {NO_OVERLAP}: they were apart; no rank", test_nixlbench.NOT_TRIED),
         (
             GOOD,
-            [LOST, LOST, GOOD, LOST, GOOD, GOOD],
+            [LOSES, LOSES, GOOD, LOSES, GOOD, GOOD],
             0,
             "NIXLBENCH-RANK-TWICE does not occur: each of 2 answers of both processes was lost once",
             None,
         ),
         (
             GOOD,
-            [LOST, LOST, GOOD, replace(BAD, lost=True)],
+            [LOSES, LOSES, GOOD, replace(BAD, lost=True)],
             0,
             f"NIXLBENCH-RANK-TWICE occurs: answer 2 of a process was lost: {BAD_TEXT}",
             None,
         ),
-        (GOOD, [BAD, LOST], 0, f"FAIL: {WITHOUT_LOSS}: {BAD_TEXT}", "a remedy"),
+        (GOOD, [BAD, LOSES], 0, f"FAIL: {WITHOUT_LOSS}: {BAD_TEXT}", "a remedy"),
         (
             GOOD,
-            [LOST] * 4,
+            [LOSES] * 4,
             100.0,
             "INCONCLUSIVE: no rank was given twice, but there was time to lose 2 answers of each process only",
             "run it again on a host that is less busy",

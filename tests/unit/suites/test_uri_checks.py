@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import socket
+import struct
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -182,6 +184,8 @@ def test_the_first_bytes_of_an_agent_tell_whether_it_encrypts(first_bytes: bytes
         scheme, _, port = environment["NIXL_ETCD_ENDPOINTS"].rpartition(":")
         assert scheme == "https://127.0.0.1"
         socket.create_connection(("127.0.0.1", int(port))).close()  # a connection without a byte does not count
+        with socket.create_connection(("127.0.0.1", int(port))) as connection:  # nor does one that is reset
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with socket.create_connection(("127.0.0.1", int(port))) as connection:
             connection.sendall(first_bytes)
 
@@ -190,10 +194,12 @@ def test_the_first_bytes_of_an_agent_tell_whether_it_encrypts(first_bytes: bytes
     assert starts == [("speaker", {"backends": [], "listen_thread": True}, "/https")]
 
 
-def test_an_agent_that_never_connects_is_awaited_for_the_timeout() -> None:
+def test_an_agent_that_never_connects_is_awaited_for_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
     agent, settings = MagicMock(), SimpleNamespace(timeout=0.02)
     ending = ending_of(test_security.test_https_is_encrypted, nixl_agent=agent, nixl_settings=settings)
-    assert ending == "LateError: waited 0.02 s for an agent to speak to its etcd"
+    assert (ending, errors) == ("LateError: waited 0.02 s for an agent to speak to its etcd", [])
 
 
 @pytest.mark.parametrize(
