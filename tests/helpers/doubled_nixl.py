@@ -209,9 +209,19 @@ class DoubledAgent:
 
     # Memory and transfers
 
+    def get_plugin_list(self) -> list[str]:
+        return self.nixl.plugins
+
+    def create_backend(self, *arguments: Any) -> None:
+        self.nixl.created.append((self.name, *arguments))
+
     def allocate_asked(self, size: int, *, initiator: bool = False) -> DoubledBuffer:
+        return self.allocate(size, "VRAM" if initiator else "DRAM")
+
+    def allocate(self, size: int, memory: str = "DRAM", **options: Any) -> DoubledBuffer:
         self._call()
-        buffer = DoubledBuffer(next(self.nixl.numbers), size, "VRAM" if initiator else "DRAM")
+        self.nixl.allocated.append((self.name, size, memory, options))
+        buffer = DoubledBuffer(next(self.nixl.numbers), size, memory)
         self.nixl.buffers[buffer.number] = buffer
         return buffer
 
@@ -235,15 +245,23 @@ class DoubledAgent:
     def connect_to(self, other: DoubledAgent) -> None:
         self._connected.add(other.name)
 
-    def initialize_xfer(self, op: str, local: list[int], remote: list[int], owner: str, text: bytes) -> Any:
+    def initialize_xfer(
+        self, op: str, local: list[int], remote: list[int], owner: str, text: bytes, *, backends: Sequence[str] = ("",)
+    ) -> Any:
         self._call()
-        loaded = self.known.get(owner, {"memory": []})
+        ours = self._metadata(self.memory, connections=True)
+        loaded = ours if owner == self.name else self.known.get(owner, {"memory": []})
         if not set(remote) <= set(loaded["memory"]) or not loaded["connections"] or not set(local) <= set(self.memory):
             raise nixl_error("no such memory", "nixlNotFoundError")
-        if owner not in self._connected and shake_hands([self.nixl.backend]):
+        if owner not in (self.name, *self._connected) and shake_hands([self.nixl.backend]):
             raise nixl_error("not connected")
         assert (op, len(local), len(remote)) == ("WRITE", 1, 1)
-        return SimpleNamespace(source=local[0], target=remote[0], loaded=loaded, text=text, done=False)
+        (backend,) = backends
+        self.nixl.initialized.append((self.name, owner, text, backend))
+        return SimpleNamespace(source=local[0], target=remote[0], loaded=loaded, text=text, done=False, backend=backend)
+
+    def query_xfer_backend(self, handle: Any) -> str:
+        return "ANOTHER" if f"ignores-{handle.backend}" in self.nixl.faults else str(handle.backend)
 
     def transfer(self, handle: Any) -> str:
         self._call()
@@ -264,9 +282,9 @@ class DoubledAgent:
 
         if "posts" in faults and self._reaches_etcd() and self.proxy is not None:
             self.proxy.request("Put", f"{self._prefix}/{self.name}/metadata")
-        if "stalls" not in faults:
+        if not {"stalls", f"stalls-{handle.backend}"}.intersection(faults):
             self.nixl.clock.after(self.nixl.done_after, lambda: setattr(handle, "done", True))
-        self.nixl.clock.after(self.nixl.delivered_after, deliver)
+        self.nixl.clock.after(self.nixl.delivered_after if handle.text else self.nixl.done_after, deliver)
         handle.done = self.nixl.done_after == 0
         return "DONE" if handle.done else "PROC"
 
@@ -505,6 +523,11 @@ class DoubledNixl:
         #: The starts: the names, and the options.
         self.started: list[tuple[list[str], dict[str, Any]]] = []
         self.beside: list[tuple[str, str, dict[str, Any]]] = []
+        self.plugins = ["UCX", "LIBFABRIC", "POSIX"]
+        #: The backends that were created, the buffers, and the transfers: each with the agent.
+        self.created: list[tuple[Any, ...]] = []
+        self.allocated: list[tuple[str, int, str, dict[str, Any]]] = []
+        self.initialized: list[tuple[str, str, bytes, str]] = []
         self.posted = self.moved = self.released = 0
         #: The number of the transfer that moves nothing.
         self.spoiled = next((int(fault.rpartition("-")[2]) for fault in faults if fault.startswith("spoils-")), 0)
