@@ -332,6 +332,7 @@ def creates(group: str, size: int, number: int) -> Generator[Any, Any, None]:
 
 
 def only_reads(group: str, size: int, number: int) -> Generator[Any, Any, None]:
+    yield Call("Range", f"{group}first")
     yield Call("Range", f"{group}size")
     yield Pause(1e9)
 
@@ -341,6 +342,17 @@ def polls(group: str, size: int, number: int) -> Generator[Any, Any, None]:
     yield Call("Put", f"{group}there/{number}")
     while len((yield Call("Range", f"{group}there/", lists=True))) < size:
         pass
+    yield number
+
+
+def polls_for_rank_0(group: str, size: int, number: int) -> Generator[Any, Any, None]:
+    """Claimant 0 writes rank 0, and the other one reads until that is there."""
+    yield Call("Put", f"{group}there/{number}")
+    if number == 0:
+        yield Call("Put", f"{group}rank/0")
+    else:
+        while (yield Call("Range", f"{group}rank/0")) is None:
+            pass
     yield number
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock, call
 
 import pytest
 
+from pytest_nixl.checks.rank_race import race, system_under_test
 from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.checks.rank_race.order import describe_order, overlap, read_too_late
 from pytest_nixl.checks.rank_race.race import Race, is_late
@@ -63,16 +65,18 @@ def clients_of(steps: str) -> list[Any]:
     """Return the clients a and b, whose requests reached etcd in this order.
 
     :param steps: of each request the client, the key, and between them ``+`` for a write, ``=`` for a read, ``*`` for a
-        list of all keys, ``%`` for a write in a transaction, ``!`` for a lock, and ``-`` for the end of a lease.
+        list of all keys, ``%`` for a write in a transaction, ``&`` for one that also reads the key, ``!`` for a lock,
+        and ``-`` for the end of a lease.
     """
-    methods = {"+": "Put", "=": "Range", "*": "Range", "%": "Txn", "!": "Lock", "-": "LeaseRevoke"}
+    methods = {"+": "Put", "=": "Range", "*": "Range", "%": "Txn", "&": "Txn", "!": "Lock", "-": "LeaseRevoke"}
     clients: dict[str, list[Request]] = {"a": [], "b": []}
     written: list[bytes] = []
     for sent, step in enumerate(steps.split(), 1):
         client, verb, key = step[0], step[1], f"/t/{step[2:]}".encode()
-        written += [key] if verb == "+" else []
-        access = Access(key, b"/t0" if verb in "*-" else key + b"\0", verb in "+%-")
-        request = Request(client, sent, methods[verb], key.decode(), (access,) if verb != "!" else (), sent=sent)
+        written += [key] if verb in "+&" else []
+        access = Access(key, b"/t0" if verb in "*-" else key + b"\0", verb in "+%-&")
+        accesses = {"!": (), "&": (Access(key, access.end, False), access)}.get(verb, (access,))
+        request = Request(client, sent, methods[verb], key.decode(), accesses, sent=sent)
         request.answer, request.answered = b" ".join(written) if verb in "*=" else b"", sent
         clients[client].append(request)
     return [SimpleNamespace(requests=requests) for requests in clients.values()]
@@ -83,6 +87,9 @@ def clients_of(steps: str) -> list[Any]:
     [
         ("b+b b* a+a a*", EARLY),
         ("b!l b+b b* a+a a*", EARLY.replace("without", "behind")),
+        ("b+b b* a+a a!l", EARLY.replace("without", "behind")),
+        ("b&b b* a&a a*", EARLY),
+        ("b&b b* a&a b* a*", TOGETHER),
         ("b=x b+b b* a+a a*", EARLY),
         ("b+b b* a+a b* a*", TOGETHER),  # the first list is not the one that counts
         ("b+b b* a+a b*", ""),
@@ -110,6 +117,7 @@ def test_two_claims_overlap_only_in_these_orders(steps: str, cause: str) -> None
         ("b=k b+k a=k b=k", "a read '<T>/k' only after b had written it"),
         ("a=k b=k a+k b+k", ""),
         ("a=k b=k a+k b=k", ""),  # it read once more
+        ("a=k a+k b=k", "b read '<T>/k' only after a had written it"),
         ("a+k a=k b=k b+k", ""),  # it wrote before it read: that it is there
         ("a=k a%k b=k b%k", ""),  # a transaction compares what it has read
         ("a=k a-k b=k b-k", ""),
@@ -131,6 +139,14 @@ def test_the_order_of_requests_has_their_ends_and_is_cut() -> None:
     ]
     *_, last, more = describe_order(clients_of("a+k " * 43), {}).splitlines()
     assert (last, more) == ("  40. a: Put(/t/k)", "  and 3 more")
+
+
+def test_a_read_of_one_key_is_no_list_even_if_its_answer_names_none() -> None:
+    clients = clients_of("b+k b=k a+k")
+    for client in clients:
+        for request in client.requests:
+            request.answer = b""
+    assert overlap(clients, ["b", "a"], {}) == ""
 
 
 LEASE, LOST = ('{"ID":"26"}', State.ANSWERED), ("", State.ANSWER_LOST)
@@ -212,6 +228,7 @@ NO_RANK, BAD_RANK = {"kind": "MissingRanksError", "error": "x"}, {"kind": "Runti
         ([{"rank": 0}, NO_RANK], False, ["nobody has rank 1 of 2", "claimant 1 (h, pid 7): MissingRanksError: x"]),
         ([None, {"rank": 0}], False, [
             "nobody has rank 1 of 2", "claimant 0 (unknown host, pid 7): has no rank in time"]),
+        ([{"rank": 0}, {"rank": 1}, NO_RANK], False, ["claimant 2 (h, pid 7): MissingRanksError: x"]),
         ([{"rank": 0}, BAD_RANK], True, ["nobody has rank 1 of 2", "claimant 1 (h, pid 7): RuntimeError: x"]),
         ([{"rank": 0}, {"rank": 0}, NO_RANK], True, [
             "rank 0 was given 2 times: to claimant 0 (h, pid 7) and claimant 1 (h, pid 7)", "nobody has rank 1 of 2",
@@ -231,6 +248,7 @@ def test_faults_that_are_only_late_prove_nothing(
     expected = [*sentences, "keys in etcd: /p/g/key"] if sentences else []
     results = opened.faults(cast("list[Claimant]", claimants), 2, "g", 60)
     assert (results, opened.late) == ((expected, []) if proven else ([], expected))
+    assert len(waits) == len(messages)
     assert all(0 < seconds <= 60 for seconds in waits)
 
 
@@ -311,3 +329,88 @@ def test_each_fault_of_the_ranks_is_reported(
     assert owners_of_one_rank(outcomes) == twice
     assert read_outcome("a", "hostname  vm", rank=0, host="h").host == "h"
     assert remedy_for(outcomes)[: len(remedy)] == remedy
+
+
+KEY = "xferbench/g/barrier/0/"
+BARRIER_ERROR = f"Error in barrier wait {KEY} rank 0 completed 1/2 ranks)"
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "outcome"),
+    [
+        ("first\nhostname vm\nlast\n\n", None, ClaimOutcome("a", None, "vm", 3, "last")),
+        ("first\nlast", 1, ClaimOutcome("a", 1, "h", 3, "")),
+        (f"{BARRIER_ERROR}\nlast", 0, ClaimOutcome("a", 0, "h", 3, BARRIER_ERROR, (KEY,))),
+        (f"{BARRIER_ERROR}\n{BARRIER_ERROR}", None, ClaimOutcome("a", None, "h", 3, BARRIER_ERROR, (KEY,))),
+        ("", None, ClaimOutcome("a", None, "h", 3, "")),
+    ],
+)
+def test_an_outcome_is_read_from_the_output_of_a_program(text: str, rank: int | None, outcome: ClaimOutcome) -> None:
+    assert read_outcome("a", text, rank=rank, pid=3, host="h") == outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (ClaimOutcome("a", 0, "h", 3), "a (h, pid 3): rank 0"),
+        (ClaimOutcome("a", 0), "a (unknown host): rank 0"),
+        (ClaimOutcome("a", None, "h", 3, "bad"), "a (h, pid 3): bad"),
+        (ClaimOutcome("a", pid=3), "a (unknown host, pid 3): no rank"),
+    ],
+)
+def test_an_outcome_is_described(outcome: ClaimOutcome, text: str) -> None:
+    assert str(outcome) == text
+
+
+CLIENT: Any = SimpleNamespace(name="claimant 3", endpoint="http://proxy:1", path=SimpleNamespace(changed="changed"))
+
+
+@pytest.mark.parametrize(
+    ("message", "ended", "outcome"),
+    [
+        (None, False, None),
+        (None, True, ClaimOutcome("claimant 3", pid=7, error="its process ended without a message")),
+        ({"rank": 0, "host": "h"}, False, ClaimOutcome("claimant 3", 0, "h", 7)),
+        ({"rank": 1, "host": "h"}, True, ClaimOutcome("claimant 3", 1, "h", 7)),
+        ({"kind": "E", "error": "x", "host": "h"}, True, ClaimOutcome("claimant 3", None, "h", 7, "E: x")),
+    ],
+)
+def test_a_function_claims_through_its_proxy(
+    message: Any, ended: bool, outcome: ClaimOutcome | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimant = MagicMock()
+    claimant.return_value = MagicMock(message=message, ended=ended, pid=7)
+    monkeypatch.setattr(system_under_test, "Claimant", claimant)
+    subject = FunctionSubject("module:function")
+    running = subject.start(CLIENT, "/g/", 2)
+    arguments = {"endpoint": "http://proxy:1", "group": "/g/", "size": 2}
+    claimant.assert_called_once_with("module:function", arguments, "changed")
+    assert (subject.name, subject.keys("/g/"), running.outcome()) == ("module:function", "/g/", outcome)
+    running.kill()
+    assert claimant.return_value.mock_calls == [call.close()]
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "arguments"),
+    [
+        ({}, "membership_with_barrier", {"endpoint": "http://etcd:1"}),
+        (
+            {"endpoint": "http://proxy:1", "function": "membership", "ttl": 4},
+            "membership",
+            {"endpoint": "http://proxy:1", "ttl": 4},
+        ),
+    ],
+)
+def test_a_race_starts_a_claimant_in_its_own_group(
+    options: dict[str, Any], function: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimant = MagicMock()
+    monkeypatch.setattr(race, "Claimant", claimant)
+    nothing: Any = None
+    opened = Race(cast(Any, SimpleNamespace(endpoint="http://etcd:1")), nothing, nothing, "/p/")
+    assert opened.claim("g", 2, **options) is claimant.return_value
+    functions = "pytest_nixl.checks.rank_race.functions"
+    claimant.assert_called_once_with(f"{functions}:{function}", {"group": "/p/g/", "size": 2, **arguments})
+    assert opened.claimants == [claimant.return_value]
+    assert (type(opened.membership), opened.membership.name) == (MembershipSubject, f"{functions}:membership")
+    assert (type(opened.known_bad), opened.known_bad.name) == (FunctionSubject, f"{functions}:read_modify_write")

@@ -23,6 +23,7 @@ from helpers.doubled_claims import (
     outside,
     paused,
     polls,
+    polls_for_rank_0,
     read_modify_write,
     silent,
     takes_zero,
@@ -235,13 +236,13 @@ OVERLAPS: dict[str, Case] = {
         DoubledSubject(only_reads),
         {"seconds": 3.0},
         overlap((), flags="", unmet=f"{STUCK.format(0)}; {STUCK.format(1)}", seconds=6),
-        "0:Range(size) 1:Range(size)",
+        "0:Range(first) 1:Range(first) 0:Range(size) 1:Range(size)",
     ),
     "one only reads": (
         DoubledSubject(only_reads, read_modify_write),
         {"seconds": 3.0},
         overlap((0,), flags="", unmet=STUCK.format(0), seconds=6),
-        "0:Range(size) 1:Range(size) 1:LeaseGrant() 1:Put(rank/0) 1:Put(size)",
+        "0:Range(first) 1:Range(size) 0:Range(size) 1:LeaseGrant() 1:Put(rank/0) 1:Put(size)",
     ),
     "both are silent": (
         DoubledSubject(silent),
@@ -400,20 +401,20 @@ ORDERS: dict[str, Case] = {
     "both only read": (
         DoubledSubject(only_reads),
         {"seconds": 2.0},
-        tried(1, (), complete=False, faults=("claimant 0 and claimant 1 had no rank after 2 s",), seconds=6),
-        "0:Range(size) 1:Range(size)",
+        tried(1, (), complete=False, faults=("claimant 0 and claimant 1 had no rank after 2 s",), seconds=4),
+        "0:Range(first) 1:Range(first) 1:Range(size) 0:Range(size)",
     ),
     "one only reads": (
         DoubledSubject(only_reads, creates),
         {"seconds": 2.0},
-        tried(1, (0,), complete=False, faults=("claimant 0 had no rank after 2 s",), seconds=4),
-        "0:Range(size) 1:Txn(rank/0)",
+        tried(1, (0,), complete=False, faults=("claimant 0 had no rank after 2 s",), seconds=2),
+        "0:Range(first) 1:Txn(rank/0) 0:Range(size)",
     ),
     "the other only reads": (
         DoubledSubject(creates, only_reads),
         {"seconds": 2.0},
         tried(1, (0,), faults=("claimant 1 had no rank after 2 s",), seconds=4),
-        "0:Txn(rank/0) 1:Range(size)",
+        "0:Txn(rank/0) 1:Range(first) 1:Range(size)",
     ),
     "both are silent": (
         DoubledSubject(silent),
@@ -427,6 +428,12 @@ ORDERS: dict[str, Case] = {
         tried(12, (0, 1), seconds=1),
         "0:Put(there/0) 0:Range(there/) 0:Range(there/) 0:Range(there/) 0:Range(there/) 0:Range(there/) "
         "1:Put(there/1) 1:Range(there/) 0:Range(there/)",
+    ),
+    "the other polls": (
+        DoubledSubject(polls_for_rank_0),
+        {},
+        tried(4, (0, 1)),
+        "0:Put(there/0) 0:Put(rank/0) 1:Put(there/1) 1:Range(rank/0)",
     ),
     "no read at all": (
         DoubledSubject(takes_zero),

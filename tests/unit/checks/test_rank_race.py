@@ -8,8 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +17,6 @@ from helpers.cli_run import repeats
 from helpers.etcd import Etcd, running, running_etcd, wait_until
 from helpers.race_explorer import ExploredRun, Explorer
 
-from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.checks.rank_race.orders import try_orders
 from pytest_nixl.checks.rank_race.race import Amplified, amplify
 from pytest_nixl.checks.rank_race.system_under_test import (
@@ -311,19 +308,6 @@ def late(number: int, runs: int) -> tuple[float, float]:
 
 @pytest.mark.long
 class TestClaimants:
-    def test_a_claimant_reports_its_error_and_when_and_leaves_no_thread(self) -> None:
-        threads = set(threading.enumerate())
-        before = time.monotonic()
-        claimant = Claimant("time:sleep", {})  # it takes no argument of that name
-        assert claimant.wait(60) is not None
-        after = time.monotonic()
-        assert claimant.message is not None
-        assert claimant.message["kind"] == "TypeError"
-        assert claimant.wait_until_ended(60)
-        assert before < claimant.heard < after
-        claimant.close()
-        assert set(threading.enumerate()) <= threads
-
     def test_a_claimant_ends_with_a_killed_parent(self) -> None:
         code = (
             "import time\n"
