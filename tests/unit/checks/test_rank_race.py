@@ -307,24 +307,23 @@ def late(number: int, runs: int) -> tuple[float, float]:
 
 
 @pytest.mark.long
-class TestClaimants:
-    def test_a_claimant_ends_with_a_killed_parent(self) -> None:
-        code = (
-            "import time\n"
-            "from pytest_nixl.checks.rank_race.claimants import Claimant\n"
-            "if __name__ == '__main__':\n"
-            "    c = Claimant('helpers.race_functions:asks_for_nothing', dict(endpoint='', group='', size=1))\n"
-            "    print(c.pid, flush=True)\n"
-            "    time.sleep(600)\n"
-        )
-        path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        parent = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        parent.stdout.close()
-        assert running(pid)
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        wait_until(lambda: not running(pid), 60, "the claimant has ended")
+def test_a_claimant_ends_with_a_killed_parent() -> None:
+    code = (
+        "import time\n"
+        "from pytest_nixl.checks.rank_race.claimants import Claimant\n"
+        "if __name__ == '__main__':\n"
+        "    c = Claimant('helpers.race_functions:asks_for_nothing', dict(endpoint='', group='', size=1))\n"
+        "    print(c.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.stdout.close()
+    assert running(pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: not running(pid), 60, "the claimant has ended")
