@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) -> None:
     """Each finder reaches the agent in its own namespace, although the other namespace has one of the same name."""
     both = [namespace.part("one"), namespace.part("two")]
-    owners = [part.start("same")[0] for part in both]
+    owners = [owner for part in both for owner in part.start("same")]
     targets = [registered(owner) for owner in owners]
     for part, owner in zip(both, owners, strict=True):
         part.publish(owner)

@@ -92,6 +92,7 @@ class DoubledProxyClient:
         self.requests: tuple[Request, ...] = ()
         self.closed = False
         self._calls: dict[Request, Call] = {}
+        self._due: dict[Request, float] = {}
         self._matches: Callable[[Request], bool] | None = None
         self._loses = 0
         self.results: dict[Request, Any] = {}
@@ -137,13 +138,18 @@ class DoubledProxyClient:
         request.state = State.SENT
         self.path.forwarded += 1
         request.sent = self.path.forwarded
-        self.results[request] = self.path.store.execute(self._calls[request])
+        late = 4 * STEP * int(self.name.rpartition(" ")[2]) if self.path.slow else 0.0
+        self._due[request] = self.path.clock.now + late
+        if not late:
+            self.results[request] = self.path.store.execute(self._calls[request])
 
     def answer(self, request: Request) -> bool:
         """Answer a forwarded request, or lose its answer; return False as long as it has none."""
         call = self._calls[request]
-        if request.state is not State.SENT:
+        if request.state is not State.SENT or self.path.clock.now < self._due[request]:
             return False
+        if request not in self.results:
+            self.results[request] = self.path.store.execute(call)
         if call.method == "Lock":
             queue = list(self.path.store.get_prefix(f"{call.key}/"))
             if queue[0] != f"{call.key}/{call.lease:x}":
@@ -210,7 +216,8 @@ class DoubledClaim:
 class DoubledPath:
     """A proxy with the claimants behind it. Waiting lets all of them go on.
 
-    :ivar slow: whether they also go on when a request is released, as on a busy machine.
+    :ivar slow: whether they also go on when a request is released, and the requests of later claimants reach etcd
+        later, as on a busy machine.
     """
 
     def __init__(self, clock: DoubledClock, store: DoubledStore) -> None:

@@ -445,6 +445,8 @@ class DoubledAgent:
             if "ignores-dead" not in self.nixl.faults:
                 self.log(f"etcd: {owner.name} is dead")
             next_fetch()
+        elif f"never-loads-{owner.name}" in self.nixl.faults:
+            next_fetch()
         else:
 
             def load() -> None:

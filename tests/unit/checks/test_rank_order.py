@@ -341,7 +341,6 @@ BARRIER_ERROR = f"Error in barrier wait {KEY} rank 0 completed 1/2 ranks)"
         ("first\nhostname vm\nlast\n\n", None, ClaimOutcome("a", None, "vm", 3, "last")),
         ("first\nlast", 1, ClaimOutcome("a", 1, "h", 3, "")),
         (f"{BARRIER_ERROR}\nlast", 0, ClaimOutcome("a", 0, "h", 3, BARRIER_ERROR, (KEY,))),
-        (f"{BARRIER_ERROR}\n{BARRIER_ERROR}", None, ClaimOutcome("a", None, "h", 3, BARRIER_ERROR, (KEY,))),
         ("", None, ClaimOutcome("a", None, "h", 3, "")),
     ],
 )
@@ -414,3 +413,13 @@ def test_a_race_starts_a_claimant_in_its_own_group(
     assert opened.claimants == [claimant.return_value]
     assert (type(opened.membership), opened.membership.name) == (MembershipSubject, f"{functions}:membership")
     assert (type(opened.known_bad), opened.known_bad.name) == (FunctionSubject, f"{functions}:read_modify_write")
+
+
+def test_ranks_are_named_in_their_order_and_the_first_fault_has_the_remedy() -> None:
+    outcomes = [ClaimOutcome(f"process {number}", rank) for number, rank in enumerate((9, 9, 1, 1))]
+    assert [sentence.partition(" was")[0] for sentence in faults(outcomes, 2)[:2]] == ["rank 1", "rank 9"]
+    assert faults(outcomes, 2)[2].startswith("rank 9 is outside a group of 2: process 0")
+    full = ClaimOutcome("process 0", error="Rank 2 is greater than or equal to global size 2")
+    waits = ClaimOutcome("process 1", error=BARRIER_ERROR)
+    assert remedy_for([full, waits]).startswith("Keys of an earlier run are in etcd")
+    assert remedy_for([waits, full]).startswith("Start every rank with")

@@ -116,6 +116,8 @@ def tried(
     return count, ranks, complete, faults, cause, seconds
 
 
+THIRD_LOCKS = paused((0, 0, 1), locked, present=True)
+WAITS = paused((0, 70, 0), read_modify_write, present=True)
 #: A program, the options of the claims, their result, and the requests in the order in which they reached etcd.
 Case = tuple[DoubledSubject, dict[str, Any], tuple[Any, ...], str]
 OVERLAPS: dict[str, Case] = {
@@ -314,6 +316,19 @@ OVERLAPS: dict[str, Case] = {
         {"seconds": 40.0},
         overlap((), unmet="claimant 0 and claimant 1 had no rank 40 s after the first writes", seconds=60),
         "0:Put(there/0) 1:Put(there/1) 0:Put(second/0)",
+    ),
+    "one waits in a lock and one elsewhere": (
+        DoubledSubject(THIRD_LOCKS, WAITS, THIRD_LOCKS, awaits=1),
+        {"clients": 3},
+        overlap(
+            (0, 2, 1),
+            unmet="claimant 2 and claimant 1 read '<group>/size' only after claimant 0 had written it",
+            seconds=70,
+        ),
+        "0:Put(present/0) 1:Put(present/1) 2:Put(present/2) 0:LeaseGrant() 0:Lock(lock) 0:Range(size) "
+        "0:LeaseGrant() 2:LeaseGrant() 2:Lock(lock) 0:Put(rank/0) 0:Put(size) 0:Unlock(lock/11) "
+        "2:Range(size) 2:LeaseGrant() 2:Put(rank/1) 2:Put(size) 2:Unlock(lock/13) 1:Range(size) "
+        "1:LeaseGrant() 1:Put(rank/2) 1:Put(size)",
     ),
 }
 

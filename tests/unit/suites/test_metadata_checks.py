@@ -571,6 +571,12 @@ TOO_MANY = (
         (
             "UCX",
             {},
+            "never-loads-finder-1-5",
+            late("worker 1 to load the metadata of 39 agents", "25 are missing, first finder-1-5; NIXL wrote: nothing"),
+        ),
+        (
+            "UCX",
+            {},
             "never-removes",
             late("etcd to have the metadata of 0 agents under /n/", "etcd has 40: read what NIXL wrote: nothing"),
         ),
