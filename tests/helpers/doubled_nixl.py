@@ -137,7 +137,9 @@ class DoubledBuffer:
         return SimpleNamespace(result=lambda: setattr(self, "content", content))
 
     def compare(self, seed: int) -> dict[str, int] | None:
-        return None if self.content == b"%d" % seed else {"wrong_bytes": self.size, "offset": 0}
+        if self.content == b"%d" % seed:
+            return None
+        return {"wrong_bytes": self.size if self.content == b"%d" % -seed else 1, "offset": 0}
 
 
 class DoubledWorker:
@@ -258,7 +260,8 @@ class DoubledAgent:
         assert (op, len(local), len(remote)) == ("WRITE", 1, 1)
         (backend,) = backends
         self.nixl.initialized.append((self.name, owner, text, backend))
-        return SimpleNamespace(source=local[0], target=remote[0], loaded=loaded, text=text, done=False, backend=backend)
+        state = {"done": False, "reported": False, "backend": backend}
+        return SimpleNamespace(source=local[0], target=remote[0], loaded=loaded, text=text, **state)
 
     def query_xfer_backend(self, handle: Any) -> str:
         return "ANOTHER" if f"ignores-{handle.backend}" in self.nixl.faults else str(handle.backend)
@@ -285,10 +288,12 @@ class DoubledAgent:
         if not {"stalls", f"stalls-{handle.backend}"}.intersection(faults):
             self.nixl.clock.after(self.nixl.done_after, lambda: setattr(handle, "done", True))
         self.nixl.clock.after(self.nixl.delivered_after if handle.text else self.nixl.done_after, deliver)
-        handle.done = self.nixl.done_after == 0
+        handle.done = handle.reported = self.nixl.done_after == 0
         return "DONE" if handle.done else "PROC"
 
     def check_xfer_state(self, handle: Any) -> str:
+        assert not handle.reported, "a transfer that was done was polled"
+        handle.reported = handle.done
         return "DONE" if handle.done else "PROC"
 
     def check_remote_xfer_done(self, name: str, text: bytes) -> bool:

@@ -76,6 +76,10 @@ WRONG = {"wrong_bytes": 1, "total_bytes": 8, "offset": 3, "expected": 1, "found"
             "Report it at https://github.com/ai-dynamo/nixl/issues with NIXL's release; until it is fixed, create one "
             "agent for each backend."))
           for uses, names in (([WRITE, FILE], "UCX and POSIX"), ([FILE, WRITE], "POSIX and UCX"))),
+        ([replace(WRITE, wrong=WRONG), FILE], Judgement(
+            Verdict.CORRUPT, "an agent with UCX and POSIX: 1 of 8 bytes of DRAM:DRAM by UCX over tcp+cma are wrong, "
+            "the first at offset 3: expected 0x01, found 0x02",
+            "Do not use an agent with UCX and POSIX: create one agent for each backend, and keep the workers' logs.")),
         # Wrong bytes count before a wrong backend.
         ([FILE, replace(WRITE, wrong=WRONG)], Judgement(
             Verdict.CORRUPT, "an agent with POSIX and UCX: 1 of 8 bytes of DRAM:DRAM by UCX over tcp+cma are wrong, "
