@@ -46,8 +46,8 @@ def use(nixl: DoubledNixl, monkeypatch: pytest.MonkeyPatch) -> list[BackendUse]:
     monkeypatch.setattr(several_backends, "BACKENDS", backends)
     monkeypatch.setattr(polling, "time", nixl.clock)
     monkeypatch.setattr(secrets, "randbits", lambda count: next(seeds) + (count - 63))
-    pair: Any = nixl.start_each(["initiator", "target"])
-    return use_each(*pair, ["UCX", "LIBFABRIC", "POSIX"], directory="/d", seconds=9)
+    initiator, target = nixl.start_each(["initiator", "target"])
+    return use_each(initiator, target, ["UCX", "LIBFABRIC", "POSIX"], directory="/d", seconds=9)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,8 @@ def test_each_backend_moves_its_bytes(
         ("initiator", "target", b"by LIBFABRIC", "LIBFABRIC_PLUGIN"),
         ("initiator", "initiator", b"", "POSIX"),
     ]
-    source, file = ("initiator", SIZE, "DRAM", {}), ("initiator", SIZE, "FILE", {"directory": "/d", "alignment": 4096})
+    source: Any = ("initiator", SIZE, "DRAM", {})
+    file = ("initiator", SIZE, "FILE", {"directory": "/d", "alignment": 4096})
     assert nixl.allocated == [*[source, ("target", SIZE, "DRAM", {})] * 2, source, file]
     assert sorted(buffer.content for buffer in nixl.buffers.values()) == [b"5", b"5", b"6", b"6", b"7", b"7"]
     assert (nixl.moved, nixl.released) == (3, 3)
