@@ -37,6 +37,20 @@ class Pause:
     seconds: float
 
 
+#: The causes of a rank that two claimants got.
+READ_EARLY = (
+    "claimant 0 and claimant 1 read '<group>/size' before any of them wrote it, and none of them took etcd's lock"
+)
+COUNTED = (
+    "claimant 0 and claimant 1 listed the keys under '<group>/tokens/' after each of them had written one there, and "
+    "took the same rank by their number"
+)
+LISTED_EARLY = (
+    "claimant {} listed the keys under '<group>/tokens/' before claimant {} wrote one there, and took its rank by "
+    "them, without etcd's lock"
+)
+#: A program, the options of the claims, their result, and the requests in the order in which they reached etcd.
+Case = tuple["DoubledSubject", dict[str, Any], tuple[Any, ...], str]
 Program = Callable[[str, int, int], Generator[Any, Any, None]]
 WRITES = ("Put", "Txn", "DeleteRange", "Unlock")
 
@@ -226,6 +240,13 @@ class DoubledPath:
         self.forwarded = 0
         self.claims: list[DoubledClaim] = []
         self.clients: list[DoubledProxyClient] = []
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no process, no path, no lease and no key is there any more."""
+        ended = all(claim.killed for claim in self.claims) and all(client.closed for client in self.clients)
+        granted = list(range(17, self.store.leases + 1))
+        return ended and sorted(self.store.revoked) == granted and self.store.keys == {}
 
     def client(self, name: str) -> DoubledProxyClient:
         self.clients.append(DoubledProxyClient(self, name))
@@ -417,3 +438,50 @@ def after_a_read(program: Program) -> Program:
         yield from program(group, size, number)
 
     return start
+
+
+def reads_much(group: str, size: int, number: int) -> Generator[Any, Any, None]:
+    """Read several keys, no key five times in a row, before it creates its rank."""
+    for key in "abbbbaacd":
+        yield Call("Range", f"{group}{key}")
+    yield from creates(group, size, number)
+
+
+def creates_slowly(group: str, size: int, number: int) -> Generator[Any, Any, None]:
+    """Create the key of a rank, and announce the rank after a pause."""
+    rank = 0 if (yield Call("Txn", f"{group}rank/0")) else 1
+    yield Pause(0.5)
+    yield rank
+
+
+def by_count(keys: list[str], key: str) -> int:
+    return len(keys) - 1
+
+
+def by_order(keys: list[str], key: str) -> int:
+    return sorted(keys).index(key)
+
+
+def by_age(keys: list[str], key: str) -> int:
+    return keys.index(key)
+
+
+# Results
+
+
+def shared(rank: int, *keys: str, prefix: str = "") -> tuple[str, ...]:
+    """Return the faults of two claimants that got the same rank."""
+    return (
+        f"rank {rank} was given 2 times: to claimant 0 (h, pid 70) and claimant 1 (h, pid 71)",
+        f"nobody has rank {1 - rank} of 2",
+        f"keys in etcd: {', '.join(f'{prefix}/r/abababab/{key}' for key in keys)}",
+    )
+
+
+def short(order: str) -> str:
+    """Return the order of requests in one line: ``CLAIMANT:METHOD(KEY)``."""
+    title, *lines = order.splitlines()
+    assert title == "the order of requests:"
+    assert [line.partition(".")[0] for line in lines] == [f"  {number}" for number in range(1, len(lines) + 1)]
+    text = " ".join(line.partition("claimant ")[2].replace(": ", ":").replace("<group>/", "") for line in lines)
+    return text.replace(", its answer lost", "-lost")

@@ -183,7 +183,7 @@ class DoubledAgent:
     def endpoint(self) -> str:
         """The first address that is an etcd's; empty if there is none."""
         endpoints = str(self._environment.get("NIXL_ETCD_ENDPOINTS") or "").split(",")
-        return next((one for one in endpoints if one in (ETCD, DoubledProxy.endpoint)), "")
+        return next((address for address in endpoints if address in (ETCD, DoubledProxy.endpoint)), "")
 
     @property
     def proxy(self) -> DoubledProxy | None:

@@ -93,6 +93,7 @@ def clients_of(steps: str) -> list[Any]:
         ("b=x b+b b* a+a a*", EARLY),
         ("b+b b* a+a b* a*", TOGETHER),  # the first list is not the one that counts
         ("b+b b* a+a b*", ""),
+        ("b+b a+a b* a=x", ""),  # only one of them listed the keys
         ("a+a b* a+c b+b", ""),  # no key of its own was there when it listed them
         ("b+k a+k", ""),
         ("b+k b=k a+k a=k", ""),  # one key is no list
@@ -172,6 +173,7 @@ def test_a_client_waits_in_a_lock_behind_the_key_of_another(
 ) -> None:
     requests = [Request("a", 1, "LeaseGrant", "", (), state, answer.encode()) for answer, state in leases]
     requests += [Request("a", 2, "Lock", "/l", (), lock)] if lock else []
+    requests += [Request("a", 3, "Range", "/l", (), State.SENT)]
     client: Any = SimpleNamespace(requests=requests)
     stored = dict.fromkeys(keys, b"")
     assert waits_for_lock(client, stored) == FunctionSubject("f").blocked(client, "g", stored) == waits
@@ -208,6 +210,9 @@ def test_membership_is_blocked_by_a_watch(
         ("has no rank in time", True),
         ("it has no rank in time", False),
         ("MissingRanksError: x", True),
+        ("MemberLostError: x", True),
+        ("LeaseLostError: x", True),
+        ("JoinRefusedError: x", False),
         ("EtcdError: etcd at http://a:1: timeout, no answer", True),
         ("EtcdError: etcd at http://a:1: refused", False),
         ("RuntimeError: x: timeout, no answer", False),
@@ -228,6 +233,15 @@ NO_RANK, BAD_RANK = {"kind": "MissingRanksError", "error": "x"}, {"kind": "Runti
         ([{"rank": 0}, NO_RANK], False, ["nobody has rank 1 of 2", "claimant 1 (h, pid 7): MissingRanksError: x"]),
         ([None, {"rank": 0}], False, [
             "nobody has rank 1 of 2", "claimant 0 (unknown host, pid 7): has no rank in time"]),
+        (
+            [NO_RANK, {"rank": 0}, {"rank": 0}],
+            True,
+            [
+                "rank 0 was given 2 times: to claimant 1 (h, pid 7) and claimant 2 (h, pid 7)",
+                "nobody has rank 1 of 2",
+                "claimant 0 (h, pid 7): MissingRanksError: x",
+            ],
+        ),
         ([{"rank": 0}, {"rank": 1}, NO_RANK], False, ["claimant 2 (h, pid 7): MissingRanksError: x"]),
         ([{"rank": 0}, BAD_RANK], True, ["nobody has rank 1 of 2", "claimant 1 (h, pid 7): RuntimeError: x"]),
         ([{"rank": 0}, {"rank": 0}, NO_RANK], True, [

@@ -267,7 +267,7 @@ def test_a_claimant_is_killed_after_some_requests_and_others_claim_all_ranks(
     race = make_race({"g": reached})
     kill = test_membership.kill_after(race, "g", 3, 4, first=first)
     counts = ("count", "/p/g/members/")
-    assert [one for at, one in enumerate(race.calls) if one != counts or race.calls[at - 1] != counts] == expected
+    assert [step for at, step in enumerate(race.calls) if step != counts or race.calls[at - 1] != counts] == expected
     if not reached:
         assert kill is None
         return
