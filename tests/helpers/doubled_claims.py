@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 from helpers.doubled_nixl import DoubledClock
+from pytest_nixl.checks.rank_race.race import Amplified
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, waits_for_lock
 from pytest_nixl.etcd.proxy import Access, Request, State
 
@@ -89,7 +90,7 @@ class DoubledStore:
             return False
         if call.method == "Lock":
             self.keys[f"{call.key}/{call.lease:x}"] = b""
-        elif call.method == "Unlock":
+        elif call.method in ("Unlock", "DeleteRange"):
             self.keys.pop(call.key, None)
         elif call.method in WRITES:
             self.keys[call.key] = call.value
@@ -440,6 +441,15 @@ def after_a_read(program: Program) -> Program:
     return start
 
 
+def deletes(group: str, size: int, number: int) -> Generator[Any, Any, None]:
+    """Delete a key some seconds after a read, list other keys, and take rank 0."""
+    yield Call("Range", f"{group}size")
+    yield Pause(5 * number)
+    yield Call("DeleteRange", f"{group}old/{number}")
+    yield Call("Range", f"{group}there/", lists=True)
+    yield 0
+
+
 def reads_much(group: str, size: int, number: int) -> Generator[Any, Any, None]:
     """Read several keys, no key five times in a row, before it creates its rank."""
     for key in "abbbbaacd":
@@ -485,3 +495,11 @@ def short(order: str) -> str:
     assert [line.partition(".")[0] for line in lines] == [f"  {number}" for number in range(1, len(lines) + 1)]
     text = " ".join(line.partition("claimant ")[2].replace(": ", ":").replace("<group>/", "") for line in lines)
     return text.replace(", its answer lost", "-lost")
+
+
+#: Results of claims at once: good ones, the same rank twice, and claims that did not overlap.
+RANKS = (ClaimOutcome("claimant 0", 0), ClaimOutcome("claimant 1", 1))
+TWICE = (ClaimOutcome("claimant 0", 0), ClaimOutcome("claimant 1", 0))
+GOOD = Amplified(RANKS, (), False, True, False, "", "", "the order", 1.0)
+BAD = replace(GOOD, outcomes=TWICE, faults=("rank 0 twice", "nobody has rank 1"), cause="the cause")
+APART = replace(GOOD, unmet="they were apart", faults=("no rank",))

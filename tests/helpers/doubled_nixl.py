@@ -68,6 +68,7 @@ class DoubledProxy:
         self._nixl = nixl
         self.requests: tuple[Any, ...] = ()
         self.open_from = 0.0
+        self.cuts = 0
         self.path = self
 
     def request(self, method: str, key: str) -> Any:
@@ -78,6 +79,7 @@ class DoubledProxy:
         return request
 
     def cut(self) -> None:
+        self.cuts += 1
         self.open_from = float("inf")
         for agent in self._nixl.agents_alive():
             if agent.proxy is self and "watch-lost" in self._nixl.faults:
@@ -338,7 +340,7 @@ class DoubledAgent:
             before = None
         if before and (not loaded["whole"] or "deregistered-known" in self.nixl.faults):
             loaded["memory"] = [*before["memory"], *loaded["memory"]]
-        loaded["connections"] |= before is not None
+        loaded["connections"] |= before is not None and before["connections"]
         loaded["memory"] = [*loaded["memory"], *self._remembered]
         if f"all-memory-of-{loaded['name']}" in self.nixl.faults:
             loaded["memory"] = list(self.nixl.incarnations[loaded["number"]].memory)

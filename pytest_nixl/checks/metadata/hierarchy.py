@@ -127,13 +127,14 @@ def _complete(
     :param ask: called after :data:`ASK_SECONDS`, and if NIXL then reports an error.
     """
     began = time.monotonic()
+    ask_at = began + ASK_SECONDS
     state, arrived = agent.transfer(handle), target is None
     asks = [ask] if ask else []
 
     def done() -> bool:
         # Poll both agents in turn, because they make progress only when polled.
         nonlocal state, arrived
-        if asks and time.monotonic() - began > ASK_SECONDS:
+        if asks and time.monotonic() > ask_at:
             asks.pop()()
         if state != "DONE":
             state = agent.check_xfer_state(handle)

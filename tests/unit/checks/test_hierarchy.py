@@ -128,6 +128,8 @@ class DoubledAgent:
         content = self.world.objects["pytest-nixl/hierarchy"] if backend == "OBJ" else self.world.memory[local][-1]
         flipped = content[:77] + bytes([content[77] ^ 1]) + content[78:]
         mistake = self.world.mistakes.get(backend)
+        if mistake == "slow":
+            self.world.clock.sleep(0.5)
         self.world.memory[local if op == "READ" else remote][:] = {
             "late": [flipped, content], "wrong": [flipped]}.get(f"{mistake}", [content])  # fmt: skip
         return "PROC" if mistake in ("stalls", "slow", FAILED) else "DONE"
@@ -156,6 +158,7 @@ class DoubledWorld:
         self.objects: dict[str, bytes] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.polls, self.probes = 0, 0
+        self.clock = DoubledClock()
         self.mistakes, self.fault = mistakes, fault
         self.plugins = ["UCX", "POSIX", "OBJ", "LIBFABRIC"]
         put, discard = self.objects.__setitem__, lambda key, _: self.objects.pop(key)
@@ -248,9 +251,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> DoubledClock:
 
 def test_a_leg_ends_when_its_transfer_is_done_not_only_notified(clock: DoubledClock) -> None:
     world = DoubledWorld(UCX="slow", POSIX="ignored")
+    world.clock = clock
     legs = world.move("b")
     assert [replace(leg, seconds=0.1) for leg in legs] == [*GOOD[:2], replace(GOOD[2], used="ANOTHER")]
-    assert [round(leg.seconds, 3) for leg in legs] == [0.0, 0.02, 0.0]
+    assert [round(leg.seconds, 3) for leg in legs] == [0.0, 0.52, 0.0]
     assert world.polls == 3
 
 

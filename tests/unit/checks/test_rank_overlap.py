@@ -18,6 +18,7 @@ from helpers.doubled_claims import (
     by_count,
     by_order,
     creates,
+    deletes,
     ends,
     ends_after_a_read,
     follows,
@@ -236,6 +237,12 @@ OVERLAPS: dict[str, Case] = {
             unmet=f"claimant 1 ended before the other one wrote: {ENDED}",
         ),
         "0:Range(size) 1:Range(size) 0:LeaseGrant() 0:Put(rank/0) 0:Put(size)",
+    ),
+    "both delete a key": (
+        DoubledSubject(deletes),
+        {},
+        overlap((0, 0), faults=shared(0)[:2], seconds=5),
+        "0:Range(size) 1:Range(size) 0:DeleteRange(old/0) 1:DeleteRange(old/1) 0:Range(there/) 1:Range(there/)",
     ),
     "no read at all": (
         DoubledSubject(takes_zero),

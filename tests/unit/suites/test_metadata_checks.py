@@ -11,6 +11,21 @@ from typing import Any
 
 import pytest
 from helpers.doubled_nixl import ETCD, DoubledNixl, DoubledProxy
+from helpers.metadata_endings import (
+    DEAF,
+    MUTE,
+    REACH,
+    REFUSED,
+    STALE,
+    differ,
+    late,
+    unforgotten,
+    unloaded,
+    unpublished,
+    unremoved,
+    unwatched,
+    unwritten,
+)
 from helpers.suite_calls import arguments_of, ending_of
 
 from pytest_nixl.core import polling
@@ -196,6 +211,7 @@ def test_a_check_ends_as_a_sound_nixl_demands(conclude: Conclude, check: Check, 
     assert conclude(check, nixl) == conclusion
     assert (nixl.started, nixl.beside[: len(beside)]) == (started, beside)
     assert (nixl.moved, nixl.released) == (moved, moved)
+    assert nixl.proxy.cuts == (check in (without_etcd, silent, fetch_stuck, watch_lost))
     assert {buffer.size for buffer in nixl.buffers.values()} <= {65536}
     timeouts = {agent.worker.timeout for agent in nixl.incarnations.values()}
     assert timeouts == ({60.0, 5.0} if (check, backend) in ((withdrawn, "LIBFABRIC"), (dead, "LIBFABRIC")) else {60.0})
@@ -209,58 +225,6 @@ def test_an_agent_without_a_thread_is_polled_while_another_loads_its_metadata(co
     assert not any(agent.served for agent in nixl.agents_alive())
 
 
-def differ(owner: str) -> str:
-    return (
-        f"AssertionError: the bytes at {owner} differ from those that were sent: {{'wrong_bytes': 65536, 'offset': 0}}"
-    )
-
-
-def late(description: str, remedy: str = "") -> str:
-    return f"LateError: waited 30 s for {description}" + (f"\nremedy: {remedy}" if remedy else "")
-
-
-def unpublished(key: str, written: str = "nothing", worker: str = "worker 1") -> str:
-    description = f"{worker} to publish its metadata under {key}: NIXL reported no error to Python"
-    return late(description, f"read what NIXL wrote: {written}")
-
-
-def unloaded(worker: str, owner: str, key: str, written: str) -> str:
-    remedy = "compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both agents, including slashes"
-    description = f"{worker} to load the metadata of {owner} that is in etcd under {key}"
-    return late(description, f"{remedy}; what NIXL wrote last: {written}")
-
-
-def unwritten(writer: str, owner: str, remedy: str) -> str:
-    description = f"a WRITE of 65536 bytes from {writer} to {owner}, and its notification there"
-    return late(description, f"check whether the two hosts reach each other: {remedy}")
-
-
-def unforgotten(worker: str, owner: str) -> str:
-    return late(
-        f"{worker} to forget {owner}, which removed its metadata from etcd",
-        "check whether its watch reaches etcd (a proxy may end idle streams); as a workaround call "
-        "remove_remote_agent; what NIXL wrote last: nothing",
-    )
-
-
-def unremoved(anchor: str, worker: str = "worker 1") -> str:
-    return late(f"etcd to have no key under {anchor}, which {worker} removed", "read what NIXL wrote: nothing")
-
-
-def unwatched(worker: str, key: str, purpose: str) -> str:
-    return late(f"{worker} to watch {key}, {purpose}")
-
-
-REACH = "check whether 127.0.0.1:4001 can be reached; NIXL wrote: "
-MUTE, DEAF = "E0101 Failed to store metadata in etcd", "E0101 etcd: cannot fetch publisher"
-STALE = (
-    "NIXL-ETCD-STALE-KEY {}: the metadata of {} is still in etcd without a lease; an agent that fetches that of the "
-    "killed agent {}"
-)
-REFUSED = (
-    "NIXL-ETCD-RESTART-REFUSED occurs: after a second fetch the finder still had the dead agent, and reached the new "
-    "one only after remove_remote_agent: {}"
-)
 #: A check, the faults of NIXL, and how the check ends.
 FAULTS = [
     (by_etcd, "mute-publisher", unpublished("/n/publisher/metadata", MUTE)),
@@ -522,7 +486,7 @@ def test_a_list_of_endpoints_begins_with_one_at_which_nothing_listens(conclude: 
     nixl = DoubledNixl()
     assert conclude(several_endpoints, nixl) == "no conclusion"
     ((names, options),) = nixl.started
-    assert re.fullmatch(rf"http://127\.0\.0\.1:\d+,{ETCD}", options.pop("NIXL_ETCD_ENDPOINTS"))
+    assert re.fullmatch(rf"http://127\.0\.0\.1:[1-9]\d*,{ETCD}", options.pop("NIXL_ETCD_ENDPOINTS"))
     expected = {**DIRECT, "hosts": ()}
     assert (names, options) == (["publisher", "finder"], {name: expected[name] for name in options})
 
