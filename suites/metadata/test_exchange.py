@@ -47,7 +47,8 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
     target, source = registered(listener), registered(caller)
 
     def remedy() -> str:
-        return f"check whether {LOOPBACK}:{port} can be reached; NIXL wrote: {complaint(caller) or complaint(listener)}"
+        written = complaint(caller) or complaint(listener) or "nothing"
+        return f"check whether {LOOPBACK}:{port} can be reached; NIXL wrote: {written}"
 
     caller.send_local_metadata(LOOPBACK, port)
     with caller.polled():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) -> None:
     """Each finder reaches the agent in its own namespace, although the other namespace has one of the same name."""
     both = [namespace.part("one"), namespace.part("two")]
-    owners = [part.start("same")[0] for part in both]
+    owners = [owner for part in both for owner in part.start("same")]
     targets = [registered(owner) for owner in owners]
     for part, owner in zip(both, owners, strict=True):
         part.publish(owner)
@@ -92,7 +92,13 @@ def test_the_keys_in_the_etcd_of_this_deployment_are_sound(
     if nixl_etcd.server.kind != "external" or not nixl_settings.etcd or nixl_settings.etcd_listen:
         raise NotApplicableError("this run has an etcd of its own: --nixl-etcd names no etcd of a deployment")
     # Agents of this run publish under other namespaces, so that what is read here is the deployment's alone.
-    namespace = NamespaceName(os.environ.get("NIXL_ETCD_NAMESPACE", DEFAULT))
+    name = os.environ.get("NIXL_ETCD_NAMESPACE", DEFAULT)
+    if not name.strip("/"):
+        raise NotApplicableError(
+            f"NIXL_ETCD_NAMESPACE={name!r} names no namespace, so the keys of agents cannot be told from others",
+            "set NIXL_ETCD_NAMESPACE to a name that begins with a slash, or unset it",
+        )
+    namespace = NamespaceName(name)
     verdict(judge_published(nixl_etcd.client, namespace, nixl_etcd.endpoint))
 
 

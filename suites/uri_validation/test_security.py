@@ -74,8 +74,8 @@ def test_a_member_that_cannot_be_read_is_reported(
         seconds=nixl_settings.timeout,
         remedy=lambda: complaint(agent.worker.output(), agent.name),
     )
-    port = parse_endpoints(good)[0].port
-    named = [line for line in agent.worker.output().splitlines() if str(port) in line]
+    (endpoint,) = parse_endpoints(good)
+    named = [line for line in agent.worker.output().splitlines() if str(endpoint.port) in line]
     how = f"of two members, the first with a slash after its port, NIXL used the second and wrote {named or 'nothing'}"
     finding("NIXL-ETCD-MEMBER-DROPPED", not named, how)
 

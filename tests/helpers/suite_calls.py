@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model.verdicts import Judgement
 
 
@@ -35,6 +36,21 @@ def conclusion_of(test: Callable[..., None], **arguments: Any) -> str:
     except _ConcludedError as conclusion:
         return str(conclusion)
     return "no conclusion"
+
+
+def ending_of(test: Callable[..., None], **arguments: Any) -> str:
+    """Return what :func:`conclusion_of` returns, or the error with its remedy with which a test of a suite ends."""
+    try:
+        return conclusion_of(test, **arguments)
+    except AssertionError as error:
+        return f"AssertionError: {error}".partition("\n")[0]  # pytest explains the expression on further lines
+    except NixlPluginError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def arguments_of(test: Callable[..., None], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a test of a suite takes as arguments."""
+    return {name: values[name] for name in inspect.signature(test).parameters if name in values}
 
 
 def value_of(fixture: Any, stack: ExitStack, **arguments: Any) -> Any:

@@ -11,6 +11,7 @@ Each change becomes a line of JSON in the file of the work (``matrix`` reads it)
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import gc
@@ -34,6 +35,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.assertion import rewrite
 
 from helpers.mutations import Mutant
 
@@ -258,7 +260,12 @@ class Functions:
         """Return the functions that a change concerns, each with its changed code; None: an import is needed."""
         file = self._root / f"{mutant.module}.py"
         text = file.read_text(encoding="utf-8")
-        old, new = (compile(source, str(file), "exec", dont_inherit=True) for source in (text, mutant.code(text)))
+        rewritten = any(
+            isinstance(getattr(module, "__loader__", None), rewrite.AssertionRewritingHook)
+            for module in list(sys.modules.values())
+            if getattr(module, "__file__", None) == str(file)
+        )
+        old, new = (_compiled(source, file, rewritten=rewritten) for source in (text, mutant.code(text)))
         swaps: Swaps = []
         outer: CodeType | None = None
         for before, after in differences(old, new) or ():
@@ -274,6 +281,14 @@ class Functions:
             outer = before if outer is None or before not in _inside(outer) else outer
             swaps += [(function, after) for function in functions]
         return swaps or None
+
+
+def _compiled(text: str, file: Path, *, rewritten: bool) -> CodeType:
+    """Return the code of a module, whose assertions pytest has rewritten if it is named like a test."""
+    tree = ast.parse(text)
+    if rewritten:
+        rewrite.rewrite_asserts(tree, text.encode(), str(file))
+    return compile(tree, str(file), "exec", dont_inherit=True)
 
 
 def _inside(code: CodeType) -> list[CodeType]:
@@ -384,7 +399,20 @@ def _load_changed(file: Path, text: str) -> None:
             return compile(text, str(file), "exec", dont_inherit=True)
         return get_code(self, name)
 
-    setattr(loader, "get_code", changed_code)  # noqa: B010 - mypy has another type for it
+    rewrite_test, read_pyc = rewrite._rewrite_test, rewrite._read_pyc
+
+    def changed_test(path: Path, config: pytest.Config) -> Any:
+        return (path.stat(), _compiled(text, path, rewritten=True)) if path == file else rewrite_test(path, config)
+
+    def no_pyc(source: Path, *arguments: Any, **options: Any) -> CodeType | None:
+        return None if source == file else read_pyc(source, *arguments, **options)
+
+    for owner, name, function in (
+        (loader, "get_code", changed_code),
+        (rewrite, "_rewrite_test", changed_test),
+        (rewrite, "_read_pyc", no_pyc),
+    ):
+        setattr(owner, name, function)
 
 
 def _import_changed(pipe: int, change: Change, work: Work) -> None:

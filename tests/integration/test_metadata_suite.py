@@ -11,8 +11,6 @@ from helpers.cli_run import NOT_BUSY, Finished, run
 
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.model.verdicts import Verdict
-from suites.metadata.test_namespaces import judge_namespace
 
 pytestmark = pytest.mark.long
 
@@ -283,23 +281,6 @@ def test_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
     done = broken(MENDED, LIFECYCLE, NAMESPACES, DATA_PATH, *options, seconds=20)
     gone = re.findall(r"^FAIL (\S+): .* it no longer occurs", done.output, re.MULTILINE)
     assert set(gone) == LOOKED_FOR, done.output
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict", "text"),
-    [
-        (None, Verdict.PASS, "is not set"),
-        ("/nixl/agents/", Verdict.PASS, "agents publish under /nixl/agents//<agent>/"),
-        ("/prod/nixl/agents", Verdict.PASS, "agents publish under /prod/nixl/agents/<agent>/"),
-        ("/nixl/agents", Verdict.WARN, "they never find each other"),
-        ("prod", Verdict.WARN, "keys are prod/<agent>/"),
-        ("", Verdict.WARN, "slash"),
-    ],
-)
-def test_namespace_of_a_deployment_is_judged(name: str | None, verdict: Verdict, text: str) -> None:
-    judgement = judge_namespace(name)
-    assert judgement.verdict is verdict
-    assert text in judgement.reason
 
 
 def test_namespace_of_the_run_is_judged() -> None:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from helpers.matrix import cover
 from helpers.mutations import MEANING, OPERATORS, Mutant, mutants_of
-from helpers.swapped import differences
+from helpers.swapped import Functions, differences
+
+from suites.metadata import test_exchange
 
 
 @pytest.mark.parametrize(
@@ -114,3 +118,15 @@ def test_the_cheapest_tests_that_kill_all_are_kept() -> None:
     cost = dict.fromkeys(kills, 1.0)
     assert cover(kills, cost, ["always"]) == ["again", "first", "nothing", "second"]
     assert cover(kills, {**cost, "both": 9.0}, []) == ["always", "both", "nothing"]
+
+
+def test_a_test_of_the_suites_is_changed_although_pytest_rewrites_its_assertions() -> None:
+    root = Path(test_exchange.__file__).parents[2]
+    module = "suites/metadata/test_exchange"
+    text = (root / f"{module}.py").read_text(encoding="utf-8")
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if "== owner.name" in line)
+    changes = [change for change in mutants_of(module, text, OPERATORS) if change.line == line]
+    functions = Functions(root)
+    assert [[function.__name__ for function, _ in functions.swaps(change) or ()] for change in changes] == [
+        ["test_an_agent_finds_another_by_a_side_channel"]
+    ]

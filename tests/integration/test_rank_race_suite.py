@@ -145,7 +145,7 @@ def test_a_nixlbench_that_does_not_register_is_inconclusive() -> None:
 
 
 #: A plugin: after the loss of its third answer the first process waits without end, and is not waited for as long. It
-#: also tries fewer orders: tests/unit/checks/test_rank_race.py tries all.
+#: also tries fewer orders: tests/unit/checks/test_rank_orders.py tries all.
 ENDS_SOONER = """
 from functools import partial
 

@@ -127,23 +127,24 @@ def _complete(
     :param ask: called after :data:`ASK_SECONDS`, and if NIXL then reports an error.
     """
     began = time.monotonic()
-    state = [agent.transfer(handle)]
-    arrived = [target is None]
+    ask_at = began + ASK_SECONDS
+    state, arrived = agent.transfer(handle), target is None
     asks = [ask] if ask else []
 
     def done() -> bool:
         # Poll both agents in turn, because they make progress only when polled.
-        if asks and time.monotonic() - began > ASK_SECONDS:
+        nonlocal state, arrived
+        if asks and time.monotonic() > ask_at:
             asks.pop()()
-        if state[0] != "DONE":
-            state[0] = agent.check_xfer_state(handle)
-        if target is not None and not arrived[0]:
-            arrived[0] = target.check_remote_xfer_done(agent.name, b"hierarchy")
-        return state[0] == "DONE" and arrived[0]
+        if state != "DONE":
+            state = agent.check_xfer_state(handle)
+        if target is not None and not arrived:
+            arrived = target.check_remote_xfer_done(agent.name, b"hierarchy")
+        return state == "DONE" and arrived
 
     remedy = "read the workers' logs"
     try:
-        wait_until(done, f"the leg {name}", seconds=seconds, remedy=lambda: f"its state is {state[0]}; {remedy}")
+        wait_until(done, f"the leg {name}", seconds=seconds, remedy=lambda: f"its state is {state}; {remedy}")
     except NixlError:
         if ask is not None:
             ask()

@@ -95,8 +95,8 @@ def _listed_too_early(requests: Sequence[Request], names: Mapping[str, str]) -> 
 def _counted_together(requests: Sequence[Request], names: Mapping[str, str]) -> str:
     """Return one sentence if each client wrote a key and then listed the keys of all; otherwise an empty string."""
     clients = {request.client for request in requests}
-    for keys in dict.fromkeys(access for request in requests for access in request.accesses if not access.write):
-        if keys.end == keys.start + b"\0":
+    for keys in (access for request in requests for access in request.accesses):
+        if keys.write or keys.end == keys.start + b"\0":
             continue
         first_write: dict[str, int] = {}
         for request in requests:

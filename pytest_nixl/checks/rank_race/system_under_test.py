@@ -260,13 +260,10 @@ def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: 
     """
     host_match = _HOST.search(text)
     faults = [fault for fault in read_output(text).faults if fault.trouble is not Trouble.OTHER]
-    keys = tuple(
-        dict.fromkeys(token for fault in faults for token in fault.text.split() if "/" in token and token[0] != "(")
-    )
+    keys = dict.fromkeys(token for fault in faults for token in fault.text.split() if token.startswith("xferbench/"))
     last = text.rstrip().rsplit("\n", 1)[-1]
     error = "; ".join(fault.text for fault in faults) or (last if rank is None else "")
-    keys = tuple(key for key in keys if key.startswith("xferbench/"))
-    return ClaimOutcome(name, rank, host_match[1] if host_match else host, pid, error, keys)
+    return ClaimOutcome(name, rank, host_match[1] if host_match else host, pid, error, tuple(keys))
 
 
 def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:

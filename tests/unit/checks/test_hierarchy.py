@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from helpers.cli_run import Finished, run
+from helpers.doubled_nixl import DoubledClock
 
 from pytest_nixl.checks.metadata import hierarchy
 from pytest_nixl.checks.metadata.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
-from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core import polling
+from pytest_nixl.core.errors import LateError, NotApplicableError
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -91,8 +93,12 @@ class DoubledAgent:
         self.world.memory.append(contents)
         self.world.calls.append((self.name, "allocate", memory))
         place = len(self.world.memory) - 1
-        read = lambda: contents.pop(0) if len(contents) > 1 else contents[0]  # noqa: E731
-        return SimpleNamespace(memory=memory, descriptor=lambda: (place, size, 0), read=read)
+        return SimpleNamespace(memory=memory, descriptor=lambda: (place, size, 0), read=lambda: contents[0])
+
+    def get_new_notifs(self) -> None:
+        """Make progress: bytes that are late arrive."""
+        for contents in self.world.memory:
+            del contents[:-1]
 
     def register(self, buffer: Any) -> None:
         self.world.calls.append((self.name, "register", buffer.memory))
@@ -101,6 +107,7 @@ class DoubledAgent:
         return f"metadata of {self.name}"
 
     def polled(self) -> Any:
+        self.world.calls.append((self.name, "polled"))
         return contextlib.nullcontext()
 
     def connect_to(self, other: Any) -> None:
@@ -114,13 +121,15 @@ class DoubledAgent:
         return op, local[0][0], remote[0][0], *backends
 
     def query_xfer_backend(self, handle: Any) -> Any:
-        return handle[3]
+        return "ANOTHER" if self.world.mistakes.get(handle[3]) == "ignored" else handle[3]
 
     def transfer(self, handle: Any) -> str:
         op, local, remote, backend = handle
         content = self.world.objects["pytest-nixl/hierarchy"] if backend == "OBJ" else self.world.memory[local][-1]
         flipped = content[:77] + bytes([content[77] ^ 1]) + content[78:]
         mistake = self.world.mistakes.get(backend)
+        if mistake == "slow":
+            self.world.clock.sleep(0.5)
         self.world.memory[local if op == "READ" else remote][:] = {
             "late": [flipped, content], "wrong": [flipped]}.get(f"{mistake}", [content])  # fmt: skip
         return "PROC" if mistake in ("stalls", "slow", FAILED) else "DONE"
@@ -133,7 +142,7 @@ class DoubledAgent:
 
     def check_remote_xfer_done(self, name: str, text: bytes) -> bool:
         self.world.calls.append((self.name, "notified", name, text))
-        return True
+        return "unnotified" not in self.world.mistakes.values()
 
 
 class DoubledWorld:
@@ -141,22 +150,25 @@ class DoubledWorld:
 
     :param fault: the fault of the bucket's server.
     :param mistakes: what a backend does, by its name: ``late`` bytes arrive at the second look, ``wrong`` ones never;
-        it ``stalls``, or is ``slow``; or an error.
+        it ``stalls``, is ``slow``, ``unnotified`` or ``ignored``; or an error.
     """
 
     def __init__(self, fault: str = "", **mistakes: Any) -> None:
         self.memory: list[list[bytes]] = []
         self.objects: dict[str, bytes] = {}
         self.calls: list[tuple[Any, ...]] = []
-        self.polls = 0
+        self.polls, self.probes = 0, 0
+        self.clock = DoubledClock()
         self.mistakes, self.fault = mistakes, fault
         self.plugins = ["UCX", "POSIX", "OBJ", "LIBFABRIC"]
         put, discard = self.objects.__setitem__, lambda key, _: self.objects.pop(key)
         self.bucket: Any = SimpleNamespace(client=SimpleNamespace(put=put, discard=discard, probe=self._probe))
-        self.bucket.parameters = {"bucket": "b", "access_key": "x", "secret_key": "x", "session_token": "x"}
+        secret = {"access_key": "x", "secret_key": "x", "session_token": "x"}
+        self.bucket.parameters = {"region": "r", **secret, "bucket": "b"}
 
     def _probe(self, key: str) -> None:
         assert key == "pytest-nixl/hierarchy-probe"
+        self.probes += 1
         if self.fault:
             raise ObjectStoreError(self.fault)
 
@@ -177,7 +189,7 @@ def test_each_leg_is_asked_for_by_its_backend(writer: str) -> None:
     world = DoubledWorld()
     assert [replace(leg, seconds=0.1) for leg in world.move(writer)] == GOOD
     notified = b"" if writer == "a" else b"hierarchy"
-    meets = [("a", "add_remote_agent", "metadata of b"), ("a", "connect_to", "b")]
+    meets = [("b", "polled"), ("a", "add_remote_agent", "metadata of b"), ("a", "connect_to", "b")]
     near, far = ((0, SIZE, 0), "DRAM"), ((1, SIZE, 0), "DRAM")
     handles = ("a", ("READ", 0, 0, "OBJ")), ("a", ("WRITE", 0, 1, "UCX")), (writer, ("WRITE", 1, 2, "POSIX"))
     released = [(agent, "release_xfer_handle", handle) for agent, handle in handles]
@@ -229,17 +241,52 @@ def test_a_server_with_a_fault_is_named_before_the_leg_is_late(
         DoubledWorld(fault, **{backend: mistake}).move("b", seconds=300)
 
 
-def test_a_leg_ends_when_its_transfer_is_done_not_only_notified() -> None:
-    world = DoubledWorld(UCX="slow")
-    assert [leg.wrong for leg in world.move("b")] == [None] * 3
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> DoubledClock:
+    clock = DoubledClock()
+    monkeypatch.setattr(hierarchy, "time", clock)
+    monkeypatch.setattr(polling, "time", clock)
+    return clock
+
+
+def test_a_leg_ends_when_its_transfer_is_done_not_only_notified(clock: DoubledClock) -> None:
+    world = DoubledWorld(UCX="slow", POSIX="ignored")
+    world.clock = clock
+    legs = world.move("b")
+    assert [replace(leg, seconds=0.1) for leg in legs] == [*GOOD[:2], replace(GOOD[2], used="ANOTHER")]
+    assert [round(leg.seconds, 3) for leg in legs] == [0.0, 0.52, 0.0]
     assert world.polls == 3
+
+
+@pytest.mark.parametrize(
+    ("backend", "mistake", "seconds", "state", "probes"),
+    [
+        ("OBJ", "stalls", 9, "PROC", 1),
+        ("OBJ", "stalls", 4, "PROC", 0),
+        ("UCX", "stalls", 9, "PROC", 0),
+        ("UCX", "unnotified", 9, "DONE", 0),
+        ("POSIX", "stalls", 9, "PROC", 0),
+    ],
+)
+def test_a_leg_that_is_late_is_named_with_its_state(
+    clock: DoubledClock, backend: str, mistake: str, seconds: int, state: str, probes: int
+) -> None:
+    world = DoubledWorld(**{backend: mistake})
+    with pytest.raises(LateError) as late:
+        world.move("b", seconds=seconds)
+    name = dict(zip(("OBJ", "UCX", "POSIX"), NAMES, strict=True))[backend]
+    assert str(late.value) == (
+        f"waited {seconds} s for the leg {name}\nremedy: its state is {state}; read the workers' logs"
+    )
+    assert world.probes == probes
 
 
 def test_storage_is_added_to_the_agents_that_need_it_without_secrets() -> None:
     world = DoubledWorld()
     reader, writer = world.agents("a", "b")
     add_storage(reader, writer, world.bucket)
-    assert world.calls == [("a", "create_backend", "OBJ", {"bucket": "b"}), ("b", "create_backend", "POSIX", {})]
+    parameters = {"region": "r", "bucket": "b"}
+    assert world.calls == [("a", "create_backend", "OBJ", parameters), ("b", "create_backend", "POSIX", {})]
     world.plugins = ["UCX", "POSIX"]
     with pytest.raises(NotApplicableError, match=r"^this NIXL has no plugin OBJ: it has UCX, POSIX$"):
         add_storage(reader, writer, world.bucket)
@@ -253,6 +300,9 @@ def test_storage_is_added_to_the_agents_that_need_it_without_secrets() -> None:
         ([GOOD[0], replace(GOOD[1], used="LIBFABRIC"), replace(GOOD[2], wrong=0)],
          Judgement(Verdict.FAIL, "host memory to host memory: NIXL uses LIBFABRIC, although UCX was chosen",
                    "create one agent for each backend")),
+        ([*GOOD[:2], replace(GOOD[2], wrong=9)],
+         Judgement(Verdict.CORRUPT, "host memory to file by POSIX: of 4194304 bytes the first wrong one is at offset 9",
+                   "do not use POSIX in an agent with several backends, and keep the workers' logs")),
         ([replace(GOOD[0], wrong=0, used="UCX"), *GOOD[1:]],
          Judgement(Verdict.CORRUPT, "object to host memory by OBJ: of 4194304 bytes the first wrong one is at offset 0",
                    "do not use OBJ in an agent with several backends, and keep the workers' logs")),
