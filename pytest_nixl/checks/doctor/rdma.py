@@ -306,12 +306,8 @@ def _without_module(facts: Facts) -> _Cause:
 
 
 def providers_of(kind: str, facts: Facts) -> list[VerbsProvider]:
-    """Return the installed providers for a kind of device, by their names: librxe-rdmav34.so for ``rxe``."""
-    return [
-        provider
-        for provider in facts.image.providers
-        if provider.name.startswith(kind) or kind.startswith(provider.name)
-    ]
+    """Return the installed providers for a kind of device, by their names: librxe-rdmav34.so for ``rxe_eth``."""
+    return [provider for provider in facts.image.providers if kind.startswith(provider.name)]
 
 
 def _without_provider(device: RdmaDevice, ucx: UcxRdma, facts: Facts) -> _Cause:

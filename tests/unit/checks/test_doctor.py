@@ -630,9 +630,9 @@ STATES = {
     "efa-unbound-whatever-is-expected": state(unbound(EFA[0]), without(EFA[0]), profile="loopback"),
     "connectx": state(connectx("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), profile=IB_MACHINE),
     "connectx-unbound": state(unbound("mlx5_0"), profile=IB_MACHINE, after="connectx"),
-    "hns": state(
-        connectx("hns_0", "hns_1", "hns_2", "hns_3", driver="hns_roce_hw_v2"),
-        verbs((IB, 34), providers=(("hns", 34, IB), ("mlx5", 34, IB))), device("hns_0", listed=False),
+    "broadcom": state(
+        connectx("bnxt_re0", "bnxt_re1", "bnxt_re2", "bnxt_re3", driver="bnxt_en"),
+        verbs((IB, 34), providers=(("bnxt_re", 34, IB), ("mlx5", 34, IB))), device("bnxt_re0", listed=False),
         profile=IB_MACHINE,
     ),
     "connectx-beside-efa": state(profile=IB_MACHINE),
