@@ -70,7 +70,7 @@ class EtcdWatch:
 
     def trouble(self) -> EtcdError | None:
         """Return an error if the etcd answered before and is now gone; otherwise None."""
-        asked_at, now = self._asked_at, time.monotonic()
+        now, asked_at = time.monotonic(), self._asked_at
         hangs = asked_at is not None and now - asked_at > SUSPICIOUS_SECONDS
         if self._trouble is None and hangs and now - self._looked_at > SUSPICIOUS_SECONDS:
             self._looked_at = now
@@ -112,7 +112,7 @@ class EtcdWatch:
         if (ended := self._own_ended()) is not None:
             self._trouble = ended
             return
-        silent, now = error.cause == "timeout", time.monotonic()
+        now, silent = time.monotonic(), error.cause == "timeout"
         if now - start > (ANSWER_SECONDS if silent else 0.0) + LATE_SECONDS:
             self._failing_since = None
             return

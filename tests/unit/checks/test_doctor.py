@@ -348,6 +348,7 @@ POD = write("/var/run/secrets/kubernetes.io/serviceaccount/namespace", "bench")
 UNRESOLVED = answer("etcd", names=[{"host": "etcd.default", "addresses": [], "fault": "Name or service not known"}])
 UCX_CONF = answer("ucx_files", **{"/etc/ucx/ucx.conf": ["UCX_TLS=rc", "UCX_X=1"]})
 SMALL_SHM = answer("shm", size=64 << 20, free=64 << 20)
+PROTO = (("UCX_PROTO_ENABLE", "n"),)
 REFUSED, LOST = "NIXL_ERR_BACKEND", "No module named 'nixl'"
 MOVED = TransferProof("UCX", "DRAM:DRAM", transports=("cma/memory",), libraries=("/opt/nixl/libucp-b39b3ed9.so.0.0.0",))
 
@@ -435,7 +436,7 @@ STATES = {
     "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
     "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
     "two-libnl": state(nixl(libraries=["/a/libnl-route-3-3ad497a3.so.200", "/b/libnl-route-3.so.200"])),
-    "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"])),
+    "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"]), transfers=(MOVED,)),
     "nixlbench-absent": state(silent("nixlbench", "nixlbench is not on PATH")),
     "nixlbench-broken": state(answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2")),
     # image: versions, plugins, code for GPUs
@@ -955,7 +956,9 @@ STATES = {
         variables(UCX_TSL="rc", FI_PROVIDERS="efa", NIXL_ETCD_ENDPOINT="http://e:1", UCX_OLD="1"),
         nixl(unused={"UCX_TSL": "UCX_TLS", "UCX_OLD": ""}),
     ),
-    "variables-unknown": state(variables(UCX_OLD="1", NIXL_BUILD_SRC_2="1"), nixl(unused={"UCX_OLD": ""})),
+    "variables-unknown": state(
+        variables(UCX_OLD="1", NIXL_BUILD_SRC_2="1", NIXL_ODD_="1"), nixl(unused={"UCX_OLD": ""})
+    ),
     "variables-of-modules": state(
         variables(UCX_OF_A_MODULE="1", UCX_TLS="rc,srd,cuda", FI_PROVIDER="efa", LD_LIBRARY_PATH="/x"),
     ),
@@ -1150,8 +1153,16 @@ STATES = {
     ),
     "transfers-of-files": state(transfers=(TransferProof("POSIX", "DRAM:FILE"),)),
     "transfer-fails-by-a-variable": state(
-        transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, "read it", culprits=(("UCX_PROTO_ENABLE", "n"),)))
+        transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, "read it", culprits=PROTO))
     ),
+    **{
+        f"transfer-fails-by-{name}": state(transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, **values)))
+        for name, values in (
+            ("two-variables", {"culprits": (("UCX_TLS", "a"), ("UCX_X", "b")), "remedy": "change UCX_TLS"}),
+            ("variables-together", {"culprits": PROTO, "together": (("UCX_TLS", "tcp"),)}),
+            ("a-variable-with-a-remedy", {"culprits": (("UCX_TLS", "cma"),), "remedy": "add tcp to UCX_TLS"}),
+        )
+    },
     "transfer-fails": state(
         transfers=(TransferProof("UCX", "VRAM:VRAM", REFUSED, "mend it", obstacle="no ptrace"), MOVED),
     ),
@@ -1363,6 +1374,19 @@ def test_the_check_that_knows_the_cause_precedes_what_follows_from_it(
         if id.startswith("<"):
             reason, remedy = f"follows from {cause}: {reason}", f"follow the remedy of {cause}"
         assert (result.judgement.reason, result.judgement.remedy) == (reason, remedy)
+
+
+def test_the_doctor_puts_effects_after_their_cause(healthy: Tree) -> None:
+    with healthy.changed() as tree:
+        variables(UCX_NET_DEVICES="mlx5_99:1")(tree)
+        refused(said=["x - no peer failure handler"])(tree)
+        facts = gather(FactsRoot(tree.folder), backends=("UCX",), environ={})
+    facts = with_transfers(facts, (lost("UCX", "UCX_NET_DEVICES"),))
+    results = examine(facts, Requirements(load_profile("loopback"), ("UCX",)), gate=False)
+    failed = [(result.check.id, result.judgement) for result in results if result.judgement.verdict is Verdict.FAIL]
+    assert [id for id, _ in failed] == ["devices-there", "backend-loads", "transfers-arrive"]
+    assert all(judgement.reason.startswith("follows from devices-there: ") for _, judgement in failed[1:])
+    assert failed[2][1].remedy == "follow the remedy of devices-there"
 
 
 OF_IMAGES = """

@@ -112,6 +112,7 @@ FORM = "in the deployment, write http://"
     [
         (judge_form, "http://h:1", Verdict.PASS, "X=http://h:1", ""),
         (judge_form, "h:1,127.1:1", Verdict.PASS, "X=h:1,127.1:1", ""),
+        (judge_form, "[::1]:1,127.1:1", Verdict.PASS, "X=[::1]:1,127.1:1", ""),
         (judge_form, "127.1:1", Verdict.WARN, "X=127.1:1: NIXL reads it, but etcdctl does not: it needs "
          "[http://]HOST:PORT, and commas in a list", f"{FORM}127.0.0.1:1"),
         (judge_form, "h", Verdict.FAIL, "X=h: 'h' names no port, and NIXL has no default; NIXL reports only 'the "

@@ -77,8 +77,8 @@ def test_a_meeting_and_a_command_as_a_user_can_type_it() -> None:
                                        "asio_port": meeting.flags["asio_port"]})  # fmt: skip
     assert command_text("/opt/b/nixlbench", ["--a=b c"]) == "nixlbench '--a=b c'"
     assert command_text("", []) == "nixlbench"
-    assert known_flags("    -backend (the backend)\n  -x (no)\n    -9 (no)\n    -op_type (READ) default\n") == {
-        "backend", "op_type"}  # fmt: skip
+    lines = ("    -backend (it)", "  -x (no)", "      -deep (no)", "    -9 (no)", "    - (no)", "    -op_type (READ)")
+    assert known_flags("\n".join(lines)) == {"backend", "op_type"}
 
 
 def test_the_flags_of_the_real_help_are_known() -> None:

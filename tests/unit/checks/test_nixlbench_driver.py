@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,25 +16,19 @@ from helpers.cli_run import ROOT
 from helpers.etcd import mentioning, wait_until
 from helpers.nixlbench import standin
 
-from pytest_nixl.checks.nixlbench import driver, programs
 from pytest_nixl.checks.nixlbench import group as group_module
 from pytest_nixl.checks.nixlbench.command import Meeting, command
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
-from pytest_nixl.checks.nixlbench.group import EtcdWatch, Group
-from pytest_nixl.checks.nixlbench.programs import Nixlbench
+from pytest_nixl.checks.nixlbench.group import Group
 from pytest_nixl.core.units import KIB
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import _start, supervisor
-from pytest_nixl.session.cluster import Cluster
 
 pytestmark = pytest.mark.long
 
@@ -122,14 +115,6 @@ def test_a_killed_rank_is_reported_at_once(play: Play, runtime: str, rank: int, 
     assert time.monotonic() - start < AT_ONCE
 
 
-def test_a_rank_killed_after_its_row_fails_the_run(play: Play) -> None:
-    start = time.monotonic()
-    with pytest.raises(NixlbenchError, match=" was ended by SIGKILL after all rows ") as raised:
-        play("late:1")
-    assert raised.value.reason.startswith("the target (")
-    assert time.monotonic() - start < AT_ONCE
-
-
 @pytest.mark.parametrize(
     ("endpoint", "text", "remedy"),
     [
@@ -209,69 +194,6 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
             tool.close()
         supervisor().signal(server.pid, signal.SIGCONT)
         server.discard()
-
-
-def test_the_row_after_a_stopped_etcd_runs_in_another_one(
-    program: Path, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_settings(etcd_server="embedded", nixlbench_runtime="ETCD")
-    session, stopped = SessionEtcd(settings, supervisor), list[EmbeddedServer]()
-
-    def stop(*_: object) -> Ran:
-        server = session.server()
-        assert isinstance(server, EmbeddedServer)
-        supervisor().signal(server.pid, signal.SIGSTOP)
-        wait_until(lambda: server.silence_reason() is not None, 60, "it has stopped")
-        stopped.append(server)
-        raise NixlbenchError("the etcd is gone")
-
-    monkeypatch.setattr(programs, "run_in", stop)
-    variables = own_variables({"nixlbench": str(program)})
-    cluster = Cluster([LocalHost(supervisor(), rank, own=variables) for rank in (0, 1)], None)
-    with Nixlbench(settings, cluster, session, supervisor) as bench:
-        for _ in range(2):
-            with pytest.raises(NixlbenchError, match="the etcd is gone"):
-                bench.run(ROW.measured_by("nixlbench"))
-    first, second = stopped
-    assert first is not second
-    for server in stopped:
-        supervisor().signal(server.pid, signal.SIGCONT)
-        server.discard()
-
-
-def test_a_slow_or_restored_etcd_is_not_reported(etcd: EmbeddedServer) -> None:
-    with EtcdProxy(etcd.endpoint) as path, etcd.client() as direct:
-        proxy_client = path.client("a slow one")
-        direct.put("xferbench/slow//size", b"1")
-        with EtcdWatch(proxy_client.endpoint, "xferbench/slow/") as watch:
-            wait_until(lambda: watch.keys == {"xferbench/slow//size"}, 60, "the watch has seen the key")
-            proxy_client.delay(1.5)
-            count = len(proxy_client.requests)
-            wait_until(lambda: len(proxy_client.requests) > count + 2, 60, "answers come late")
-            assert watch.settled(10.0) is None
-            proxy_client.delay(0.0)
-            proxy_client.cut()
-            wait_until(lambda: watch.last_failure != "", 60, "the watch is refused")
-            proxy_client.restore()
-            wait_until(lambda: watch.last_failure == "", 60, "the watch goes on")
-            assert watch.trouble() is None
-        direct.delete_prefix("xferbench/slow/")
-
-
-def test_a_taken_port_is_replaced_by_another(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ports = [taken.getsockname()[1]] * 2
-        free = driver.free_meeting
-
-        def meeting(address: str) -> Meeting:
-            free_meeting = free(address)
-            return Meeting("ASIO", {**free_meeting.flags, "asio_port": str(ports.pop())}) if ports else free_meeting
-
-        monkeypatch.setattr(driver, "free_meeting", meeting)
-        assert len(play("normal", endpoint="ASIO").output.rows) == 1
-        assert ports == []
 
 
 def test_the_keys_of_a_group_are_deleted_after_kill(etcd: EmbeddedServer) -> None:

@@ -386,7 +386,7 @@ def test_a_raw_tool_is_missing_where_it_is_not_installed_and_cannot_use_memory_t
         def start(arguments: list[str]) -> SimpleNamespace:
             help_requests.append(f"{place} {arguments}")
             lines = "  host - memory\n" + "  cuda - memory\n" * (place == "one")
-            return SimpleNamespace(final_output=lambda seconds: lines)
+            return SimpleNamespace(final_output=lambda seconds: lines if seconds == 10 else "")
 
         tool = MagicMock(where=place, is_installed=place in installed.split(), start=start)
         tool.__enter__.return_value = tool
