@@ -996,7 +996,8 @@ STATES = {
         f"tls-{name}": state(variables(UCX_TLS=text))
         for name, text in (
             ("empty", ""), ("commas", "^,"), ("tcp", "tcp,cuda_copy"), ("not-ib", "^ib"), ("not-all", "^all"),
-            ("not-rc-dc-ud", "^rc,dc,ud_verbs"), ("not-rc-dc", "^rc,dc"), ("all", "all"), ("srd", "srd,cuda"),
+            ("not-rc-dc-ud", "^rc,dc,ud_verbs"), ("not-rc-dc", "^rc,dc"), ("not-rc-ud", "^rc,ud"),
+            ("not-dc-ud", "^dc,ud"), ("all", "all"), ("srd", "srd,cuda"),
             ("without-cuda", "ud,sm"), ("not-tcp", "^tcp"), ("misspelt", "rcc,cuda_copi,srd"), ("odd", "srd,odd,cuda"),
         )
     },

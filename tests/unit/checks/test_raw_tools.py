@@ -29,53 +29,13 @@ RATIO = re.compile(
     r"\((ucp_put_bw|ucp_get), UCX [\d.]+\) over (\S+)$",
     re.MULTILINE,
 )
-#: Slows only NIXL: its workers, but not the raw tool, have tiny buffers, and the target is stopped for nine tenths of
-#: the time while a row is timed.
-SLOWED = """
-import os, signal, threading
-from pytest_nixl.measure.link import Link
-from pytest_nixl.processes import hosts as local
-start = local.LocalProcess.__init__
-
-def slowed(self, supervisor, rank, role, environment, *arguments):
-    tiny = {"UCX_TCP_SNDBUF": "2k", "UCX_TCP_RCVBUF": "2k"} if "tool" not in role else {}
-    start(self, supervisor, rank, role, {**environment, **tiny}, *arguments)
-
-local.LocalProcess.__init__ = slowed
-timed = Link._timed
-
-def held(self, *arguments, **more):
-    over, pid = threading.Event(), self.target.worker.pid
-
-    def hold():
-        while not over.wait(0.002):
-            os.kill(pid, signal.SIGSTOP)
-            over.wait(0.04)
-            os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        return timed(self, *arguments, **more)
-    finally:
-        over.set()
-        thread.join()
-
-Link._timed = held
-"""
 
 
-def raw_run(
-    path: Path, expectation: str, *arguments: str, plugin: str = "", env: Mapping[str, str] | None = None
-) -> Finished:
+def raw_run(path: Path, expectation: str, *arguments: str, env: Mapping[str, str] | None = None) -> Finished:
     """Run the rows and the comparison with the raw tool, with a profile of one expectation and without contention."""
-    env = {"UCX_TLS": "tcp", **(env or {})}
-    if plugin:
-        (path / "changed_run.py").write_text(plugin)
-        arguments = ("-p", "changed_run", *arguments)
-        env["PYTHONPATH"] = str(path)
     profile_option = f"--nixl-profile={profile(path / 'p.toml', expectation)}"
-    return run(BANDWIDTH_OF_RANKS, profile_option, "--nixl-duration=20ms", *arguments, **undisturbed(env))
+    variables = undisturbed({"UCX_TLS": "tcp", **(env or {})})
+    return run(BANDWIDTH_OF_RANKS, profile_option, "--nixl-duration=20ms", *arguments, **variables)
 
 
 LOW = "floor = '0.000001 GB/s'"
@@ -124,30 +84,6 @@ def test_the_ratio_is_in_record_page_and_summary_but_in_no_row_key(tcp: tuple[Fi
     for result in record["nixl"]["results"]:
         del result["ratios"]  # as in a record of an earlier version
     assert {result.ratios for result in parse_recorded(record, "record").results} == {()}
-
-
-#: A bound for one block size, and for another a floor that ucx_perftest reaches and the slowed NIXL does not.
-BOTH = f"""blocks = '256KiB'
-{LOW}
-raw = '1'
-source = 'made by a test'
-[[expect]]
-blocks = '1MiB'
-floor = '0.02 GB/s'"""
-
-
-def test_if_only_nixl_is_slow_the_run_and_the_failed_row_report_it(tmp_path: Path) -> None:
-    rows = ("--nixl-blocks=256KiB,1MiB", "--nixl-op=READ", "--nixl-iterations=10")
-    done = raw_run(tmp_path, BOTH, *rows, plugin=SLOWED)
-    row = r"^FAIL: UCX READ DRAM:DRAM of 1MiB: .* of the floor of .*; NIXL is slow: it moves "
-    assert re.search(row, done.output, re.MULTILINE), done.output
-    [reason] = re.findall(r"^FAIL nixl-to-raw: (.*)$", done.output, re.MULTILINE)
-    bound, floor = reason.split("; ")
-    assert bound.startswith("UCX READ DRAM:DRAM of 256KiB: NIXL is slow: it moves ")
-    assert "of the raw tool, and the profile requires 100 %: ucx_perftest (ucp_get, UCX " in bound
-    assert floor.startswith("UCX READ DRAM:DRAM of 1MiB: NIXL is slow: it moves ")
-    assert "of what the fabric carries: ucx_perftest (ucp_get, UCX " in floor
-    assert done.code == 1
 
 
 def test_without_the_raw_tool_the_check_is_not_applicable(tmp_path: Path) -> None:
