@@ -1152,6 +1152,7 @@ STATES = {
     "transfers-of-libfabric": state(
         transfers=(TransferProof("LIBFABRIC", "DRAM:DRAM", libraries=("/opt/libfabric.so.1", "/opt/libucp.so.0")),)
     ),
+    "transfers-with-two-libucp": state(transfers=(replace(MOVED, libraries=(*MOVED.libraries, "/opt/libucp.so.0")),)),
     "transfers-of-files": state(transfers=(TransferProof("POSIX", "DRAM:FILE"),)),
     "transfer-fails-by-a-variable": state(
         transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, "read it", culprits=PROTO))
