@@ -49,6 +49,21 @@ FABRIC = (
     "and NIXL moves"
 )
 FAST = f"{RAW} moves 4 GB/s (32 Gb/s) {SAME}"
+NIXL_IS_SLOW = (
+    "The network is not the cause. Compare how NIXL and the raw tool run: their transports and devices "
+    "(UCX_PROTO_INFO=y), their versions of UCX, the agent's environment, the cores of its container (cpu.max), "
+    "--nixl-depth and --nixl-batch."
+)
+FABRIC_IS_SLOW = (
+    "Search for the fault with the raw tool alone, without NIXL: check the rate and errors of the interface (ethtool "
+    "DEVICE, ethtool -S DEVICE, rdma link), its MTU, a shaper (tc qdisc show dev DEVICE), and other traffic; then run "
+    "this again."
+)
+SAME_TRANSPORT = (
+    "Make both use the same transport: set it in the environment of every rank (UCX_TLS, UCX_NET_DEVICES; "
+    "FI_PROVIDER), and run this again."
+)
+DISTURBED = "Stop other processes on the machine and run this again."
 BUSY = "but other processes used 1.5 of the raw tool's cores"
 
 
@@ -63,37 +78,27 @@ BUSY = "but other processes used 1.5 of the raw tool's cores"
          f"{RAW} moves 0.5 GB/s (4 Gb/s) {SAME}", ""),
         (versus(1e9, 4e9, bound=0.5), "FAIL",
          f"NIXL is slow: it moves 1 GB/s (8 Gb/s), 25 % of the raw tool, and the profile requires 50 %: {FAST}",
-         "The network is not "),
+         NIXL_IS_SLOW),
         (versus(1e9, 4e9, bound=0.5, busy=1.5), "INCONCLUSIVE",
-         f"NIXL moves 1 GB/s (8 Gb/s) and {FAST}, {BUSY}", "Stop other processes on the "),
-        (versus(2e8, 4e9, failed=True), "FAIL",
-         f"NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the fabric carries: {FAST}", "The network is not "),
+         f"NIXL moves 1 GB/s (8 Gb/s) and {FAST}, {BUSY}", DISTURBED),
+        (versus(2e8, 4e9, failed=True, busy=DISTURBED_CORES), "FAIL",
+         f"NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the fabric carries: {FAST}", NIXL_IS_SLOW),
         (versus(2e8, 4e9, failed=True, busy=1.5), "INCONCLUSIVE",
-         f"NIXL moves 0.2 GB/s (1.6 Gb/s) and {FAST}, {BUSY}", "Stop other processes on the "),
-        (versus(8e7, 1e8, failed=True), "FAIL", f"{FABRIC} 80 % of it", "Search for the "),
-        (versus(5e7, 1e8, failed=True), "FAIL", f"{FABRIC} 50 % of it", "Search for the "),  # half is not "only"
-        (versus(2e7, 1e8, failed=True), "FAIL", f"{FABRIC} only 20 % of that", "Search for the "),
+         f"NIXL moves 0.2 GB/s (1.6 Gb/s) and {FAST}, {BUSY}", DISTURBED),
+        (versus(1e8, 1e9, failed=True), "FAIL", "NIXL is slow: it moves 0.1 GB/s (0.8 Gb/s), 10 % of what the fabric "
+         f"carries: {RAW} moves 1 GB/s (8 Gb/s) {SAME}", NIXL_IS_SLOW),
+        (versus(8e7, 1e8, failed=True), "FAIL", f"{FABRIC} 80 % of it", FABRIC_IS_SLOW),
+        (versus(5e7, 1e8, failed=True), "FAIL", f"{FABRIC} 50 % of it", FABRIC_IS_SLOW),  # half is not "only"
+        (versus(2e7, 1e8, failed=True), "FAIL", f"{FABRIC} only 20 % of that", FABRIC_IS_SLOW),
         (versus(2e9, 4e9, comparable=False), "NOT-APPLICABLE", OTHERWISE, ""),
-        (versus(2e9, 4e9, comparable=False, bound=0.1), "UNKNOWN", OTHERWISE, "Make both use the same transport: "),
-        (versus(2e8, 4e9, comparable=False, failed=True), "UNKNOWN", OTHERWISE, "Make both use the same transport: "),
+        (versus(2e9, 4e9, comparable=False, bound=0.1), "UNKNOWN", OTHERWISE, SAME_TRANSPORT),
+        (versus(2e8, 4e9, comparable=False, failed=True), "UNKNOWN", OTHERWISE, SAME_TRANSPORT),
     ],
 )  # fmt: skip
 def test_each_ratio_has_its_verdict_and_its_sentence(
     comparison: RawComparison, verdict: str, reason: str, remedy: str
 ) -> None:
-    judged = judge_ratio(comparison)
-    assert (judged.verdict.value, judged.reason) == (verdict, f"UCX WRITE DRAM:DRAM of 64KiB: {reason}")
-    assert judged.remedy.startswith(remedy)
-    assert bool(judged.remedy) is bool(remedy)
-
-
-def test_the_worst_row_decides_the_verdict_of_the_link() -> None:
-    good, bad = versus(2e9, 4e9), versus(2e8, 4e9, failed=True)
-    other = versus(2e9, 4e9, comparable=False)
-    assert judge_raw([good, bad, other]).verdict is Verdict.FAIL
-    assert "50 %" not in judge_raw([good, bad]).reason
-    assert judge_raw([good, other]).verdict is Verdict.PASS
-    assert judge_raw([other]).verdict is Verdict.NOT_APPLICABLE
+    assert judge_ratio(comparison) == Judgement(Verdict(verdict), f"UCX WRITE DRAM:DRAM of 64KiB: {reason}", remedy)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +120,6 @@ def test_transports_with_a_common_name_and_device_are_comparable(
     ours: tuple[str, ...], theirs: tuple[str, ...], same: bool
 ) -> None:
     assert same_way(ours, theirs) is same
-
-
-def test_limits_of_a_ratio_are_exact() -> None:
-    assert judge_ratio(versus(2e9, 4e9, bound=0.5)).verdict is Verdict.PASS, "at the bound"
-    assert judge_ratio(versus(1e8, 1e9, failed=True)).reason.count("NIXL is slow"), "the raw tool is at the floor"
-    assert judge_ratio(versus(1e8, 4e9, failed=True, busy=DISTURBED_CORES)).verdict is Verdict.FAIL
-    assert judge_ratio(versus(1e8, 4e9, failed=True, busy=DISTURBED_CORES + 0.01)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_without_a_profile_no_row_has_a_bound_or_a_floor() -> None:
