@@ -658,6 +658,7 @@ STATES = {
     "errors-of-two-counters": state(errors("counters__symbol_error", 8841), errors("counters__port_rcv_errors", 2000)),
     "errors-of-most": state(*(port(name, counters__symbol_error=9000) for name in EFA[1:])),
     "errors-of-two-devices": state(without(EFA[2], EFA[3]), port(EFA[0], counters__symbol_error=9000)),
+    "errors-of-three-devices": state(port(EFA[1], counters__symbol_error=9000), after="efa-one-missing"),
     "rate-low": state(port(EFA[2], rate="25 Gb/sec (1X EDR)")),
     "rate-high": state(port(EFA[2], rate="200 Gb/sec (4X HDR)")),
     "rate-low-without-a-profile": state(port(EFA[2], rate="25 Gb/sec (1X EDR)"), profile="loopback"),
@@ -1085,6 +1086,9 @@ STATES = {
         FI_EFA_USE_DEVICE_RDMA="1", FI_HMEM_DISABLE_P2P="0", UCX_IB_GPU_DIRECT_RDMA="try", NIXL_PLUGIN_DIR=PLUGINS,
         PYTORCH_CUDA_ALLOC_CONF="my_expandable_segments:True", VLLM_NIXL_SIDE_CHANNEL_HOST="10.0.0.11",
     )),
+    **{
+        f"agree-gpu-direct-{value}": state(variables(UCX_IB_GPU_DIRECT_RDMA=value)) for value in ("n", "No", "0")
+    },
     "agree-ibv-fork-safe": state(variables(IBV_FORK_SAFE="1")),
     "agree-plugins-without-nixl": state(variables(NIXL_PLUGIN_DIR="/none"), silent("nixl", LOST)),
     **{
