@@ -512,7 +512,7 @@ STATES = {
     "versions-not-readable": state(
         versions(gdrcopy=["", "libgdrapi.so.2", "it is not found"], cuda=["new", "/cuda", ""]),
         nixl(etcd_client={"path": "", "patched": False}),
-        profile=MACHINE + '[versions]\ngdrcopy = "2"\ncuda = "12"\nnixl = "1"\n[image]\netcd_uri_patch = true',
+        profile=MACHINE + '[versions]\ncuda = "12"\ngdrcopy = "2"\nnixl = "1"\n[image]\netcd_uri_patch = true',
     ),
     "version-not-recorded": state(
         in_answer("image", lambda entry: entry["versions"].pop("cuda")), profile=MACHINE + '[versions]\ncuda = "12"'

@@ -544,6 +544,6 @@ def test_a_worker_creates_an_agent_with_other_endpoints(
             raise error
         return object()
 
-    monkeypatch.setattr(worker.nixl_api, "make_agent", make_agent)
+    monkeypatch.setattr("pytest_nixl.nixl.worker.nixl_api.make_agent", make_agent)
     assert worker.make(None, "a", "h:1") == answer
     assert created == [("a", "h:1", True)]
