@@ -11,7 +11,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +122,7 @@ def silent(name: str, reason: str) -> Make:
     return lambda tree: tree.answer(name, {"why": reason})
 
 
-def nixl(**values: Any) -> Make:
-    return answer("nixl", **values)
-
-
-def image(**values: Any) -> Make:
-    return answer("image", **values)
+nixl, image = partial(answer, "nixl"), partial(answer, "image")
 
 
 def backend(name: str, **values: Any) -> Make:
@@ -299,9 +294,8 @@ def status(**values: str | int) -> Make:
     return write("/proc/self/status", "\n".join(f"{name}:\t{value}" for name, value in lines.items()))
 
 
-def queues(**answers: str) -> Make:
-    """Say what the calls that set up a queue answer."""
-    return answer("storage-queues", **answers)
+#: What the calls that set up a queue answer.
+queues = partial(answer, "storage-queues")
 
 
 def governor(core: int, driver: str = "acpi-cpufreq", preference: str = "") -> Make:
@@ -868,7 +862,6 @@ STATES = {
     ),
     "p2p-unknown": state(in_answer("nvml", lambda entry: entry.pop("pairs"))),
     "nvlink-down": state(gpu(1, nvlinks=17, state={"fabric": "has not started"})),
-    "nvlink-none-reported": state(gpu(nvlinks=None)),
     **{
         f"nvlink-{links}-of-{name.replace(' ', '-')}": state(
             gpu(name=f"NVIDIA {name}", nvlinks=links), profile="loopback"
@@ -912,18 +905,14 @@ STATES = {
         kernel_log(xid(154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")),
     ),
     "xid-unreadable": state(silent("kernel_log", "the kernel's log cannot be read")),
-    "ecc-uncorrected": state(gpu(1, uncorrected=2)),
+    "gpu-with-faults": state(gpu(1, uncorrected=2, bar1=(40 << 30) - 1, persistence=False)),
     "ecc-remap-failed": state(gpu(1, state={"remap_failed": True})),
     "ecc-remap-pending": state(gpu(1, state={"remap_pending": True})),
     "ecc-off": state(gpu(uncorrected=None, ecc=False)),
-    "ecc-unknown": state(gpu(uncorrected=None)),
+    "gpus-that-report-little": state(gpu(uncorrected=None, bar1=None, persistence=None, nvlinks=None)),
     "ecc-of-one": state(gpu(0, uncorrected=None)),
-    "bar1-small": state(gpu(1, bar1=(40 << 30) - 1)),
     "bar1-half": state(gpu(1, bar1=40 << 30)),
     "bar1-as-large": state(gpu(bar1=80 << 30)),
-    "bar1-unknown": state(gpu(bar1=None)),
-    "persistence-off": state(gpu(1, persistence=False)),
-    "persistence-unknown": state(gpu(persistence=None)),
     "nics-fewer": state(profile=MACHINE.replace("nics_per_gpu = 2", "nics_per_gpu = 3")),
     "nics-fewer-with-idle-ones": state(moved("pci0000:00", 0)),
     "nics-on-another-root": state(moved("pci0000:00", 0), profile="loopback"),

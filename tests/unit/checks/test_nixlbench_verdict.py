@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -590,10 +589,8 @@ def test_a_large_recording_is_read_in_a_stream(tmp_path: Path, filler: str) -> N
         for _ in range(20_000_000 // len(filler)):
             file.write(filler)
         file.write(f"\n{row}{tail}")
-    start = time.process_time()
     output = read_files([path])
     run = judge_run(output, profile(tmp_path))
-    assert time.process_time() - start < 30
     assert [(row.block, row.bandwidth) for row in output.rows] == [(65536, 0.015982e9)]
     assert verdicts(run) == [Verdict.PASS]
     assert len(output.report) + sum(map(len, output.warnings)) < 4 * 20_000 * 120
