@@ -355,6 +355,28 @@ STATES = {
     "without-rdma": state(*NO_DEVICES, profile="loopback"),
     "with-ucx-alone": state(backends=("UCX",)),
     "with-libfabric-alone": state(backends=("LIBFABRIC",)),
+    # the whole host
+    "little-is-recorded": state(
+        silent("shm", NOT_RECORDED), silent("uverbs", NOT_RECORDED), silent("etcd", NOT_RECORDED),
+        silent("kernel_log", "the kernel's log cannot be read"), remove("/proc/self/limits"),
+        in_answer("nvml", lambda entry: entry.pop("pairs")),
+    ),
+    "much-is-absent": state(
+        silent("shm", UVERBS_GONE), write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 0),
+        remove("/sys/devices/system/cpu/cpufreq"), silent("nixlbench", "nixlbench is not on PATH"),
+        remove("/sys/module/gdrdrv"), lambda tree: tree.answer("addresses", {}), remove("/proc/net/route"),
+        image(packages={}), verbs(providers=()), nixl(etcd_client={"path": "", "patched": False}),
+        image(device_code=[]),
+    ),
+    "many-faults": state(
+        answer("shm", size=8 << 30, free=(64 << 20) - 1),
+        write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
+        answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2"), remove("/dev/gdrdrv"),
+        answer("nvml", driver="550.54.15"), write("/sys/class/net/enp72s0/mtu", 1500), port(EFA[1], state="1: DOWN"),
+        gpu(1, nvlinks=17, state={"fabric": "has not started"}), backend("UCX", release="1.4.0"),
+        governor(1), governor(3), answer("addresses", enp72s0=["169.254.0.1/16"]), kernel_log(xid(79)),
+        in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0")),
+    ),
     # libraries: NIXL and its backends
     "nixl-absent": state(silent("nixl", LOST)),
     "nixl-absent-with-remedy": state(lambda tree: tree.answer("nixl", {"why": "it ends", "remedy": "mend it"})),
@@ -373,7 +395,6 @@ STATES = {
     "nixl-absent-in-transfers-too": state(silent("nixl", LOST), transfers=(replace(MOVED, fault="it ends"),)),
     "nixl-without-ucx": state(nixl(ucx="")),
     "nixl-before-its-libraries-were-read": state(nixl(libraries=[], etcd_client={"path": "", "patched": False})),
-    "etcd-client-absent": state(nixl(etcd_client={"path": "", "patched": False})),
     "etcd-client-not-patched": state(nixl(etcd_client={"path": "/usr/lib/libetcd-cpp-api.so", "patched": False})),
     "backend-not-tried": state(backends=("UCX", "LIBFABRIC", "POSIX")),
     "backend-without-dram": state(backend("UCX", memories=["VRAM_SEG", "FILE_SEG"])),
@@ -426,13 +447,10 @@ STATES = {
         variables(UCX_NET_DEVICES="rdmap79s0:1"), refused(), after="gpu-missing",
     ),
     "ucx-refused-near-one-card-too-many": state(without(EFA[3]), refused(), after="gpu-missing"),
-    "two-libucs": state(in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0"))),
     "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
     "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
     "two-libnl": state(nixl(libraries=["/a/libnl-route-3-3ad497a3.so.200", "/b/libnl-route-3.so.200"])),
     "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"]), transfers=(MOVED,)),
-    "nixlbench-absent": state(silent("nixlbench", "nixlbench is not on PATH")),
-    "nixlbench-broken": state(answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2")),
     # image: versions, plugins, code for GPUs
     "image-not-recorded": state(silent("image", NOT_RECORDED)),
     "plugins-unknown": state(image(plugin_folder="")),
@@ -466,8 +484,6 @@ STATES = {
     "plugin-without-the-driver-in-image": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO, image=True),
     "two-wheels": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0", "nixl": "1.5.0"})),
     "two-wheels-of-two-versions": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.3.2"})),
-    "no-wheel": state(image(packages={})),
-    "plugin-of-another-release": state(backend("UCX", release="1.4.0")),
     "plugin-of-the-same-release": state(backend("UCX", release="1.5.0")),
     "kernels-that-do-not-fit": state(image(nixl_ep=NO_EP)),
     "kernels-that-are-used": state(
@@ -527,7 +543,6 @@ STATES = {
     "verbs-linked-to-another-copy": state(verbs((IB, 34), providers=(("efa", 34, "/wheel/ib.so"),))),
     "verbs-with-two-providers": state(verbs((IB, 34), providers=(("efa", 59, IB), ("efa", 34, IB)))),
     "verbs-without-provider": state(verbs((IB, 34), providers=(("mlx5", 34, IB),))),
-    "verbs-absent": state(verbs(providers=())),
     "verbs-of-connectx-with-its-provider": state(
         verbs((IB, 34), providers=(("mlx5", 34, IB),)), profile=IB_MACHINE, after="connectx"
     ),
@@ -543,7 +558,6 @@ STATES = {
         profile=MACHINE.replace("H100", "A100") + '[image]\nplugins = ["GPUNETIO"]', image=True,
     ),
     "code-without-a-known-gpu": state(profile="[image]\n", image=True),
-    "no-code": state(image(device_code=[])),
     # resources
     **{
         f"memlock-{name}": state(write("/proc/self/limits", LIMIT.format(soft)))
@@ -553,16 +567,10 @@ STATES = {
         write("/proc/self/limits", LIMIT.format(65536)),
         write("/proc/self/status", "CapEff:\t0000000000004000\nCpus_allowed_list:\t0-95"),
     ),
-    "memlock-unknown": state(remove("/proc/self/limits")),
     "shm-default": state(SMALL_SHM),
     "shm-default-of-a-laptop": state(SMALL_SHM, profile="loopback", after="bare"),
-    "shm-full": state(answer("shm", size=8 << 30, free=(64 << 20) - 1)),
     "shm-little": state(answer("shm", size=(1 << 30) - 1, free=64 << 20)),
     "shm-enough": state(answer("shm", size=1 << 30, free=64 << 20)),
-    "shm-absent": state(silent("shm", UVERBS_GONE)),
-    "shm-not-recorded": state(silent("shm", NOT_RECORDED)),
-    "huge-pages-none": state(write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 0)),
-    "huge-pages-spent": state(write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0)),
     "huge-pages-of-two-sizes": state(
         write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
         write("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", 2),
@@ -604,10 +612,8 @@ STATES = {
             ("amd-pstate-epp", "balance_power"), ("intel_pstate", "balance_performance"), ("intel_pstate", "default"),
         )
     },
-    "governor-of-two-cores": state(governor(1), governor(3)),
     "governor-of-a-core-of-others": state(governor(0), cores("1-95")),
     "governors-of-no-core-of-this-process": state(cores("48-95")),
-    "governors-absent": state(remove("/sys/devices/system/cpu/cpufreq")),
     "cores-unknown": state(write("/proc/self/status", "CapEff:\t0000000000000000")),
     "cores-of-node-0": state(cores("0-40")),
     "cores-of-node-1": state(cores("48-95")),
@@ -631,7 +637,6 @@ STATES = {
         profile=IB_MACHINE,
     ),
     "connectx-beside-efa": state(profile=IB_MACHINE),
-    "port-down": state(port(EFA[1], state="1: DOWN")),
     "port-init": state(port(EFA[0], state="2: INIT"), port(EFA[3], state="1: DOWN")),
     "one-port-of-two-down": state(lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "1: DOWN")),
     "both-ports-down": state(
@@ -660,7 +665,6 @@ STATES = {
     "rate-unknown": state(*(port(name, rate="") for name in EFA)),
     "uverbs-closed": state(closed("Operation not permitted", 1)),
     "uverbs-absent": state(closed(UVERBS_GONE, 0, 1, 2, 3)),
-    "uverbs-not-recorded": state(silent("uverbs", NOT_RECORDED)),
     "uverbs-module-absent": state(remove("/sys/class/infiniband_verbs")),
     # rdma: from the devices to UCX. tests/machines makes those that soft-RoCE can have.
     "ucx-without-module": state(ucx(module="")),
@@ -730,14 +734,12 @@ STATES = {
     "nic-down-that-is-named": state(
         write("/sys/class/net/enp72s0/operstate", "lowerlayerdown"), variables(UCX_NET_DEVICES="enp72s0,rdmap79s0:1")
     ),
-    "nic-none-in-use": state(lambda tree: tree.answer("addresses", {}), remove("/proc/net/route")),
     "nic-rates": state(
         *(write(f"/sys/class/net/enp{n}s0/speed", s) for n, s in ((71, 100000), (72, 99950))), profile=TCP_MACHINE,
     ),
     "nic-rate-low": state(
         *(write(f"/sys/class/net/enp{n}s0/speed", s) for n, s in ((71, 100000), (72, 25000))), profile=TCP_MACHINE,
     ),
-    "mtu-differs": state(write("/sys/class/net/enp72s0/mtu", 1500)),
     "mtu-of-an-interface-that-is-down": state(
         write("/sys/class/net/enp72s0/mtu", 1500), write("/sys/class/net/enp72s0/operstate", "down")
     ),
@@ -747,7 +749,6 @@ STATES = {
     "link-local-alone": state(
         lambda tree: tree.answer("addresses", {"enp71s0": ["169.254.0.1/16"]}), nixl(advertised=[]),
     ),
-    "link-local-left-out": state(answer("addresses", enp72s0=["169.254.0.1/16"])),
     "link-local-not-asked": state(answer("addresses", enp72s0=["169.254.0.1/16"]), nixl(advertised=[])),
     "name-unknown": state(UNRESOLVED),
     "name-unknown-without-server": state(UNRESOLVED, write("/etc/resolv.conf", "search ec2.internal")),
@@ -814,7 +815,6 @@ STATES = {
     "mig-and-no-peer-to-peer": state(
         gpu(1, mig=True, instances=2), pairs("it is not supported", "it is not supported"),
     ),
-    "driver-updated": state(answer("nvml", driver="550.54.15")),
     "driver-mismatch": state(
         silent("nvml", "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."),
     ),
@@ -860,8 +860,6 @@ STATES = {
     "p2p-off-without-nvlink-in-two-ways": state(
         pairs("it is not supported", "the driver does not know"), gpu(nvlinks=None),
     ),
-    "p2p-unknown": state(in_answer("nvml", lambda entry: entry.pop("pairs"))),
-    "nvlink-down": state(gpu(1, nvlinks=17, state={"fabric": "has not started"})),
     **{
         f"nvlink-{links}-of-{name.replace(' ', '-')}": state(
             gpu(name=f"NVIDIA {name}", nvlinks=links), profile="loopback"
@@ -884,12 +882,9 @@ STATES = {
         *NO_DMA_BUF, silent("dma_buf", "it did not answer"),
         lambda tree: tree.replace("/proc/driver/nvidia/version", "Open ", ""),
     ),
-    "gdrcopy-without-node": state(remove("/dev/gdrdrv")),
-    "gdrcopy-without-module": state(remove("/sys/module/gdrdrv")),
     "gdrcopy-not-of-this-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=["UCX_TLS", "UCX_NET_DEVICES"])),
     "gdrcopy-of-an-unknown-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=[])),
     "gdrcopy-of-no-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=["UCX_TLS"]), backends=("LIBFABRIC",)),
-    "xid-79": state(kernel_log(xid(79))),
     "xid-two-grave": state(kernel_log(xid(79), xid(62, "x", "0000:97:00"), "NVRM: odd")),
     "xid-31": state(kernel_log(xid(31))),
     "xid-121": state(kernel_log(xid(121))),
@@ -904,7 +899,6 @@ STATES = {
     "xid-154-none": state(
         kernel_log(xid(154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")),
     ),
-    "xid-unreadable": state(silent("kernel_log", "the kernel's log cannot be read")),
     "gpu-with-faults": state(gpu(1, uncorrected=2, bar1=(40 << 30) - 1, persistence=False)),
     "ecc-remap-failed": state(gpu(1, state={"remap_failed": True})),
     "ecc-remap-pending": state(gpu(1, state={"remap_pending": True})),
@@ -928,7 +922,6 @@ STATES = {
     "nics-without-paths": state(remove("/sys/bus/pci/devices/" + GPU_0, "/sys/bus/pci/devices/" + GPU_1)),
     # etcd
     "etcd-none": state(silent("etcd", "no etcd address is given")),
-    "etcd-not-recorded": state(silent("etcd", NOT_RECORDED)),
     "etcd-refused": state(
         answer("etcd", fault="etcd at http://etcd.default:2379: connection refused", remedy="start it"),
     ),
