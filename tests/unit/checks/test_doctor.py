@@ -377,6 +377,23 @@ STATES = {
         governor(1), governor(3), answer("addresses", enp72s0=["169.254.0.1/16"]), kernel_log(xid(79)),
         in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0")),
     ),
+    "faults-of-another-host": state(
+        answer("shm", size=(1 << 30) - 1, free=64 << 20), port(EFA[0], state="2: INIT"), port(EFA[3], state="1: DOWN"),
+        port(EFA[2], rate="25 Gb/sec (1X EDR)"), UNRESOLVED,
+        gpu(0, state={"slowed": ["hardware slowdown", "hardware power brake"]}),
+        backend("UCX", versions={"ucx_cuda_lacks": "libucm_cuda needs libcudart.so.12"}),
+        pairs("ok", "the chipset does not support it"), gpu(1, state={"fabric": "has not started"}),
+        kernel_log(xid(31)), gpu(uncorrected=None, ecc=False), gpu(1, bar1=40 << 30),
+        nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"]),
+        image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0", "nixl": "1.5.0"}), variables(FI_TCP_IFACE="zzz"),
+    ),
+    "nothing-to-complain-of": state(
+        backend("UCX", release="1.5.0"),
+        lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "1: DOWN"),
+        errors("counters__symbol_error", 1999, usual=200), port(EFA[0], gid_attrs__ndevs__0="enp71s0"),
+        gpu(bar1=80 << 30), backend("UCX", said=["uct_iface_open(srd/rdmap9s0:1) failed: Busy"]),
+        moved("pci0000:44", 0), variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://a:2379/"),
+    ),
     # libraries: NIXL and its backends
     "nixl-absent": state(silent("nixl", LOST)),
     "nixl-absent-with-remedy": state(lambda tree: tree.answer("nixl", {"why": "it ends", "remedy": "mend it"})),
@@ -448,7 +465,6 @@ STATES = {
     ),
     "ucx-refused-near-one-card-too-many": state(without(EFA[3]), refused(), after="gpu-missing"),
     "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
-    "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
     "two-libnl": state(nixl(libraries=["/a/libnl-route-3-3ad497a3.so.200", "/b/libnl-route-3.so.200"])),
     "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"]), transfers=(MOVED,)),
     # image: versions, plugins, code for GPUs
@@ -482,9 +498,7 @@ STATES = {
     ),
     "plugin-without-the-driver": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO),
     "plugin-without-the-driver-in-image": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO, image=True),
-    "two-wheels": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0", "nixl": "1.5.0"})),
     "two-wheels-of-two-versions": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.3.2"})),
-    "plugin-of-the-same-release": state(backend("UCX", release="1.5.0")),
     "kernels-that-do-not-fit": state(image(nixl_ep=NO_EP)),
     "kernels-that-are-used": state(
         image(nixl_ep=NO_EP, packages=TWO_WHEELS),
@@ -569,7 +583,6 @@ STATES = {
     ),
     "shm-default": state(SMALL_SHM),
     "shm-default-of-a-laptop": state(SMALL_SHM, profile="loopback", after="bare"),
-    "shm-little": state(answer("shm", size=(1 << 30) - 1, free=64 << 20)),
     "shm-enough": state(answer("shm", size=1 << 30, free=64 << 20)),
     "huge-pages-of-two-sizes": state(
         write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
@@ -637,8 +650,6 @@ STATES = {
         profile=IB_MACHINE,
     ),
     "connectx-beside-efa": state(profile=IB_MACHINE),
-    "port-init": state(port(EFA[0], state="2: INIT"), port(EFA[3], state="1: DOWN")),
-    "one-port-of-two-down": state(lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "1: DOWN")),
     "both-ports-down": state(
         port(EFA[1], state="1: DOWN"),
         lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "3: ARMED"),
@@ -653,12 +664,10 @@ STATES = {
         for count in (least, least - 1)
     },
     "errors-ten-times-as-many": state(errors("counters__symbol_error", 2000, usual=200)),
-    "errors-nine-times-as-many": state(errors("counters__symbol_error", 1999, usual=200)),
     "errors-of-two-counters": state(errors("counters__symbol_error", 8841), errors("counters__port_rcv_errors", 2000)),
     "errors-of-most": state(*(port(name, counters__symbol_error=9000) for name in EFA[1:])),
     "errors-of-two-devices": state(without(EFA[2], EFA[3]), port(EFA[0], counters__symbol_error=9000)),
     "errors-of-three-devices": state(port(EFA[1], counters__symbol_error=9000), after="efa-one-missing"),
-    "rate-low": state(port(EFA[2], rate="25 Gb/sec (1X EDR)")),
     "rate-high": state(port(EFA[2], rate="200 Gb/sec (4X HDR)")),
     "rate-low-without-a-profile": state(port(EFA[2], rate="25 Gb/sec (1X EDR)"), profile="loopback"),
     "rate-nearly-reached": state(*(port(name, rate="99.95 Gb/sec (4X EDR)") for name in EFA)),
@@ -695,7 +704,6 @@ STATES = {
     ),
     "ucx-cannot-register-without-limit": state(device(EFA[0], registered="Cannot allocate memory")),
     "ucx-has-an-interface-elsewhere": state(port(EFA[0], gid_attrs__ndevs__0="eth7")),
-    "ucx-has-an-interface-here": state(port(EFA[0], gid_attrs__ndevs__0="enp71s0")),
     "ucx-offers-without-a-cause": state(device(EFA[0], offered=False, shared_queues=1)),
     "ucx-offers-without-shared-queues": state(device(EFA[0], offered=False)),
     "ucx-says-why-not": state(
@@ -709,7 +717,6 @@ STATES = {
         port(EFA[0], gid_attrs__ndevs__0="enp71s0"),
         backend("UCX", said=["uct_iface_open(srd/rdmap79s0:1) failed: Address not valid"]),
     ),
-    "ucx-says-why-not-of-another-device": state(backend("UCX", said=["uct_iface_open(srd/rdmap9s0:1) failed: Busy"])),
     "ucx-offers-not-the-iwarp": state(
         device(EFA[0], offered=False), write(f"/sys/class/infiniband/{EFA[0]}/node_type", "4: RNIC"),
     ),
@@ -750,7 +757,6 @@ STATES = {
         lambda tree: tree.answer("addresses", {"enp71s0": ["169.254.0.1/16"]}), nixl(advertised=[]),
     ),
     "link-local-not-asked": state(answer("addresses", enp72s0=["169.254.0.1/16"]), nixl(advertised=[])),
-    "name-unknown": state(UNRESOLVED),
     "name-unknown-without-server": state(UNRESOLVED, write("/etc/resolv.conf", "search ec2.internal")),
     "name-in-a-pod-with-the-nodes-resolver": state(POD),
     "name-in-a-pod-by-its-variable": state(
@@ -806,7 +812,6 @@ STATES = {
     "gpus-exclusive-with-the-usual-mps": state(
         gpu(state={"compute_mode": "exclusive process"}), write("/tmp/nvidia-mps/control", "")
     ),
-    "gpus-slowed": state(gpu(0, state={"slowed": ["hardware slowdown", "hardware power brake"]})),
     "mig-without-instances": state(gpu(1, mig=True, instances=0)),
     "mig-without-instances-and-not-expected": state(gpu(1, mig=True, instances=0), profile="loopback"),
     "mig-without-instances-anywhere": state(gpu(mig=True, instances=0), cuda(100)),
@@ -837,7 +842,6 @@ STATES = {
     "cuda-not-loaded-in-a-container": state(
         cuda(None, library="libcuda.so.1: cannot open shared object file", node=False),
     ),
-    "ucx-cuda-lacks": state(backend("UCX", versions={"ucx_cuda_lacks": "libucm_cuda needs libcudart.so.12"})),
     "ucx-cuda-of-a-worker": state(backend("UCX", versions={"cuda_runtime": "/torch/lib/libcudart.so.12"})),
     "ucx-cuda-unknown": state(backend("UCX", plugin="")),
     **{
@@ -848,7 +852,6 @@ STATES = {
         )
     },
     # gpu_health
-    "p2p-off": state(pairs("ok", "the chipset does not support it"), gpu(1, state={"fabric": "has not started"})),
     "p2p-off-with-nvlink": state(pairs("it is not supported", "it is not supported")),
     "p2p-off-with-nvlink-of-one": state(
         pairs("it is not supported", "it is not supported"), gpu(0, nvlinks=0), gpu(1, nvlinks=None)
@@ -886,7 +889,6 @@ STATES = {
     "gdrcopy-of-an-unknown-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=[])),
     "gdrcopy-of-no-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=["UCX_TLS"]), backends=("LIBFABRIC",)),
     "xid-two-grave": state(kernel_log(xid(79), xid(62, "x", "0000:97:00"), "NVRM: odd")),
-    "xid-31": state(kernel_log(xid(31))),
     "xid-121": state(kernel_log(xid(121))),
     "xid-31-and-121": state(kernel_log(xid(31), xid(121), xid(13))),
     "xid-31-and-79": state(kernel_log(xid(31), xid(79))),
@@ -902,15 +904,11 @@ STATES = {
     "gpu-with-faults": state(gpu(1, uncorrected=2, bar1=(40 << 30) - 1, persistence=False)),
     "ecc-remap-failed": state(gpu(1, state={"remap_failed": True})),
     "ecc-remap-pending": state(gpu(1, state={"remap_pending": True})),
-    "ecc-off": state(gpu(uncorrected=None, ecc=False)),
     "gpus-that-report-little": state(gpu(uncorrected=None, bar1=None, persistence=None, nvlinks=None)),
     "ecc-of-one": state(gpu(0, uncorrected=None)),
-    "bar1-half": state(gpu(1, bar1=40 << 30)),
-    "bar1-as-large": state(gpu(bar1=80 << 30)),
     "nics-fewer": state(profile=MACHINE.replace("nics_per_gpu = 2", "nics_per_gpu = 3")),
     "nics-fewer-with-idle-ones": state(moved("pci0000:00", 0)),
     "nics-on-another-root": state(moved("pci0000:00", 0), profile="loopback"),
-    "nics-on-the-same-root": state(moved("pci0000:44", 0)),
     "nics-far": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="loopback"),
     "nics-far-in-a-profile-of-a-gpu": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="h100"),
     "nics-far-from-one-card": state(moved("pci0000:00", 0), without(*EFA[:3]), profile="loopback"),
@@ -1016,7 +1014,6 @@ STATES = {
         'transports = ["cma"]\nsource = "-"',
     ),
     "device-absent": state(variables(UCX_NET_DEVICES="rdmap79s1:1,enp71s0")),
-    "device-absent-like-no-other": state(variables(FI_TCP_IFACE="zzz")),
     "device-pattern": state(variables(UCX_NET_DEVICES="rdmap*,mlx5_[01],enp7?s0")),
     "device-list-with-blanks": state(variables(UCX_NET_DEVICES="enp71s0, ,rdmap79s0:1 ")),
     "device-all": state(variables(UCX_NET_DEVICES="all")),
@@ -1051,7 +1048,6 @@ STATES = {
     "agree-plugins-of-one-backend": state(
         variables(NIXL_PLUGIN_DIR=PLUGINS), backend("UCX", plugin="/other/libplugin_UCX.so")
     ),
-    "agree-one-etcd": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://a:2379/")),
     "agree-many-faults": state(variables(
         NIXL_ETCD_ENDPOINTS="http://a:2379", https_proxy="http://proxy:3128", FI_EFA_USE_DEVICE_RDMA="No",
         FI_HMEM_DISABLE_P2P="ON", UCX_IB_GPU_DIRECT_RDMA="off", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
