@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.fake_sysfs import facts_of
 
 from pytest_nixl.checks.doctor.check import failed, not_applicable, passed, warned
-from pytest_nixl.checks.doctor.ranks import RankDifference, compare_hosts, everywhere, ranks_agree
+from pytest_nixl.checks.doctor.ranks import RankDifference, compare_hosts, everywhere, gather_hosts, ranks_agree
 from pytest_nixl.cluster_hooks import command_of
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.recorded_tree import Fact
 from pytest_nixl.host.system import Memlock
@@ -168,6 +170,35 @@ def test_rank_that_differs_is_named(
     subject, change, odd, usual, remedy = row
     reason = f"{subject} differs: rank 2 (node-a) has {odd}; the other 3 have {usual}"
     assert compare_hosts([host, host, change(host), host]) == (RankDifference(subject, (2,), judge(reason, remedy)),)
+
+
+def test_differences_are_in_the_order_of_their_subjects(host: Facts) -> None:
+    other = host
+    for _, change, *_ in (*GRAVE[1:], *MILD[:4]):
+        other = change(other)
+    software, cards = ["NIXL", "NIXL's package", "UCX", "libfabric", "Python"], ["GPUs", "RDMA devices"]
+    assert [difference.subject for difference in compare_hosts([host, other])] == [
+        *software, "the architecture", "the kernel", "the GPU driver", "CUDA", *cards, "the EFA installer",
+        "the MTU of the interface of the default route", "locked memory", "DMA-BUF", SPACE,
+    ]  # fmt: skip
+
+
+def test_the_facts_of_every_rank_are_read(host: Facts, make_settings: MakeSettings) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+    answers: dict[str, list[Any]] = {"address": ["10.0.0.1", "10.0.0.2"], "facts": [host.plain(), host.plain()]}
+
+    def ask(name: str, **arguments: Any) -> list[Any]:
+        asked.append((name, arguments))
+        return answers[name]
+
+    cluster: Any = SimpleNamespace(several=True, names=["rank 0 on a", "rank 1 on b"], ask=ask)
+    assert gather_hosts(make_settings(), cluster) == [host, host]
+    assert asked == [("address", {}), ("facts", {"peers": answers["address"]})]
+    answers["facts"][1] = {"odd": 1}
+    with pytest.raises(NixlPluginError) as raised:
+        gather_hosts(make_settings(), cluster)
+    assert raised.value.reason.startswith("rank 1 on b sent facts that this version of pytest-nixl does not know: ")
+    assert raised.value.remedy == "install the same pytest-nixl on every rank"
 
 
 @pytest.mark.parametrize(
