@@ -878,7 +878,8 @@ STATES = {
     "direct-by-peermem": state(*NO_DMA_BUF, write("/sys/module/nvidia_peermem/refcnt", 1)),
     "direct-by-efa": state(answer("dma_buf", supported=False)),
     "direct-by-efa-in-small-letters": state(answer("dma_buf", supported=False), p2p("nvidia", *EFA)),
-    "direct-by-efa-of-some": state(answer("dma_buf", supported=False), p2p("NONE", EFA[1])),
+    "direct-by-efa-of-some": state(answer("dma_buf", supported=False), p2p("NONE", EFA[0])),
+    "direct-by-efa-but-the-last": state(answer("dma_buf", supported=False), p2p("NONE", EFA[3])),
     "direct-by-nothing": state(*NO_DMA_BUF),
     "direct-unknown": state(*NO_DMA_BUF, silent("dma_buf", "it did not answer")),
     "direct-of-closed-modules": state(
@@ -1015,7 +1016,7 @@ STATES = {
     ),
     "device-absent": state(variables(UCX_NET_DEVICES="rdmap79s1:1,enp71s0")),
     "device-pattern": state(variables(UCX_NET_DEVICES="rdmap*,mlx5_[01],enp7?s0")),
-    "device-list-with-blanks": state(variables(UCX_NET_DEVICES="enp71s0, ,rdmap79s0:1 ")),
+    "device-list-with-blanks": state(variables(UCX_NET_DEVICES="enp71s0, , rdmap79s0:1 ")),
     "device-all": state(variables(UCX_NET_DEVICES="all")),
     "device-excluded": state(variables(UCX_NET_DEVICES="^rdmap79s0")),
     "device-loopback": state(loopback, variables(FI_SOCKETS_IFACE="lo")),

@@ -183,7 +183,7 @@ class PublishingAgents:
     def __init__(self, stored: int | None, wrote: str = "", error: str = "", *, answers: bool = True) -> None:
         self.stored, self.wrote, self.error, self.answers = stored, wrote, error, answers
         self.calls: list[str] = []
-        self.now, self.published_at = 100, 0
+        self.now, self.published_at, self.hesitates = 100, 0, 5
         self.name = "publisher"
 
     def sleep(self, seconds: float) -> None:
@@ -195,6 +195,7 @@ class PublishingAgents:
         yield self
 
     def count_prefix(self, prefix: str) -> None:
+        self.now, self.hesitates = self.now + self.hesitates, 0
         if not self.answers:
             raise EtcdError("it does not answer")
 
@@ -247,25 +248,25 @@ LOOK = "see the checks endpoints-connect and endpoints-healthy, and the output o
 @pytest.mark.parametrize(
     ("text", "etcd", "verdict", "reason", "remedy", "waited"),
     [
-        ("h:1", PublishingAgents(0), Verdict.PASS, "X=h:1: an agent's metadata is in etcd", "", 0),
+        ("h:1", PublishingAgents(0), Verdict.PASS, "X=h:1: an agent's metadata is in etcd", "", 5),
         ("h:1", PublishingAgents(30), Verdict.PASS, "X=h:1: an agent's metadata is in etcd", "", 30),
         ("h:1", PublishingAgents(None), Verdict.FAIL, NOTHING_THERE.format("X=h:1", "nothing; it contacts 192.0.2.1:1"),
          LOOK, 31),
         ("h:1", PublishingAgents(None, "it is silent"), Verdict.FAIL,
-         NOTHING_THERE.format("X=h:1", "'it is silent'; it contacts 192.0.2.1:1"), LOOK, 0),
+         NOTHING_THERE.format("X=h:1", "'it is silent'; it contacts 192.0.2.1:1"), LOOK, 5),
         ("h:1", PublishingAgents(None, answers=False), Verdict.FAIL,
-         NOTHING_THERE.format("X=h:1", "nothing; it contacts 192.0.2.1:1"), LOOK, 3),
+         NOTHING_THERE.format("X=h:1", "nothing; it contacts 192.0.2.1:1"), LOOK, 5),
         ("h:1", PublishingAgents(None, "the user name is empty"), Verdict.FAIL,
          NOTHING_THERE.format("X=h:1", "'the user name is empty'; that etcd asks for a user and password, which NIXL "
                               "cannot send"),
-         "give NIXL an etcd without authentication on a separate network; a grpc-proxy does not help here", 0),
+         "give NIXL an etcd without authentication on a separate network; a grpc-proxy does not help here", 5),
         ("h:9,h:8", PublishingAgents(None, "it is silent"), Verdict.FAIL,
          NOTHING_THERE.format("X=h:9,h:8", "'it is silent'; that etcd speaks TLS, but NIXL speaks plaintext with any "
-                              "scheme"), deployment.PROXY_REMEDY, 0),
+                              "scheme"), deployment.PROXY_REMEDY, 5),
         ("h", PublishingAgents(None), Verdict.FAIL,
          NOTHING_THERE.format("X=h", "nothing; 'h' names no port, and NIXL has no default; NIXL reports only 'the "
                               "target uri is not valid'"),
-         "write http://h:2379; no port is named: 2379 is etcd's default", 3),
+         "write http://h:2379; no port is named: 2379 is etcd's default", 5),
         ("", PublishingAgents(0, error="NIXL cannot create an agent: Config x"), Verdict.FAIL,
          "X=: it is empty, and NIXL creates no agent if the variable is set but empty (before 1.5: it creates an agent "
          "without etcd): NIXL cannot create an agent: Config x",
