@@ -472,6 +472,7 @@ STATES = {
     "plugins-unknown": state(image(plugin_folder="")),
     "plugins-unwanted": state(
         plugin("GDS", "libcudart.so.12", "libcufile.so.0"), plugin("X", error="undefined symbol: y"),
+        in_answer("image", lambda entry: entry["plugins"].reverse()),
     ),
     "plugins-wanted": state(
         plugin("GDS", "libcudart.so.12", "libcufile.so.0"),
