@@ -28,6 +28,16 @@ _ERRORS = {
     ),
     "hw_counters": ("rx_icrc_encapsulated",),
 }
+#: Providers of libibverbs by the driver of the card, if they are not named alike.
+_PROVIDERS = {
+    "bnxt_en": "bnxt_re",
+    "hfi1": "hfi1verbs",
+    "hns_roce_hw_v2": "hns",
+    "i40e": "irdma",
+    "ice": "irdma",
+    "idpf": "irdma",
+    "qede": "qedr",
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Port:
 class RdmaDevice:
     """An RDMA device.
 
-    :param kind: ``efa``, or the driver's family, such as ``mlx``, ``irdma``, ``rxe``.
+    :param kind: the name of its provider of libibverbs, such as ``efa``, ``mlx5``, ``irdma`` or ``rxe``.
     :param uverbs: its device node, such as ``/dev/infiniband/uverbs0``; empty if the kernel has none for it.
     :param closed: why a process cannot open that node; empty if it can.
     :param numa: its NUMA node; -1 if the firmware does not say.
@@ -135,7 +145,7 @@ def _device(root: FactsRoot, name: str, uverbs: str, closed: dict[str, str]) -> 
 def _kind(name: str, driver: str) -> str:
     if driver == "efa" or re.match(r"(rdmap|efa_)", name):
         return "efa"
-    return re.sub(r"[\d_]+(core)?$", "", driver or name)
+    return _PROVIDERS.get(driver) or driver.removesuffix("_core") or re.sub(r"_?\d+$", "", name)
 
 
 def _port(root: FactsRoot, folder: str, number: str) -> Port:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from statistics import mode
 
 from pytest_nixl.checks.doctor.check import (
     Requirements,
@@ -300,4 +300,4 @@ def gpu_nics(facts: Facts, expected: Requirements) -> Judgement:
     apart = [f"GPU {near.gpu}" for near in facts.near if near.how == NODE]
     if apart:
         return passed(f"the network cards nearest to {named(apart)} are at the same processor, on another PCI root")
-    return passed(f"{plural(Counter(near_counts.values()).most_common(1)[0][0], 'network card')} near each GPU")
+    return passed(f"{plural(mode(near_counts.values()), 'network card')} near each GPU")

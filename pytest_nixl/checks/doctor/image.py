@@ -206,7 +206,7 @@ def image_versions(facts: Facts, expected: Requirements) -> Judgement:
 
 @check("verbs-providers", "Does libibverbs accept the providers of the RDMA devices?", image=True)
 def verbs_providers(facts: Facts, expected: Requirements) -> Judgement:
-    """Each copy of libibverbs finds a provider of EFA with its interface number."""
+    """Each copy of libibverbs finds a provider of every kind of RDMA device with its interface number."""
     kinds = {device.kind: device.kind.upper() if device.kind == "efa" else device.kind for device in facts.rdma}
     if expected.efa:
         kinds["efa"] = "EFA"

@@ -195,7 +195,7 @@ def _variables(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
 
 def _same(name: str, hosts: Sequence[Facts], values: Sequence[str]) -> str:
     """Return what to do where, so that a variable has one value: that of most ranks, or none if some have none."""
-    usual, most = Counter(values).most_common(1)[0]
+    [(usual, most)] = Counter(values).most_common(1)
     if most <= len(values) / 2:
         usual = _NOT_SET if _NOT_SET in values else values[0]
     odd = named((_rank(hosts, rank) for rank, value in enumerate(values) if value != usual), 8)
@@ -209,8 +209,7 @@ def _rank(hosts: Sequence[Facts], rank: int) -> str:
 def _finding(
     subject: str, hosts: Sequence[Facts], values: Sequence[str], remedy: str, *, grave: bool = True, note: str = ""
 ) -> RankDifference:
-    counts = Counter(values)
-    usual, most = counts.most_common(1)[0]
+    [(usual, most)] = Counter(values).most_common(1)
     clear = most > len(values) / 2
     odd = tuple(rank for rank, value in enumerate(values) if not clear or value != usual)
     listing = named((f"{_rank(hosts, rank)} has {values[rank]}" for rank in odd), 8)

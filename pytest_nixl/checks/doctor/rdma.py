@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import median_low, mode
 
 from pytest_nixl.checks.doctor.check import (
     NO_RDMA,
@@ -140,7 +139,7 @@ def rdma_rate(facts: Facts, expected: Requirements) -> Judgement:
             return failed(
                 f"{reason}: {listing}", "check cable, switch port and FEC; or correct nic_rate in the profile"
             )
-    usual = Counter(rates.values()).most_common(1)[0][0]
+    usual = mode(rates.values())
     odd = {name: rate for name, rate in rates.items() if rate != usual}
     if odd:
         listing = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in odd.items())
@@ -306,12 +305,8 @@ def _without_module(facts: Facts) -> _Cause:
 
 
 def providers_of(kind: str, facts: Facts) -> list[VerbsProvider]:
-    """Return the installed providers for a kind of device, by their names: librxe-rdmav34.so for ``rxe``."""
-    return [
-        provider
-        for provider in facts.image.providers
-        if provider.name.startswith(kind) or kind.startswith(provider.name)
-    ]
+    """Return the installed providers for a kind of device, by their names: librxe-rdmav34.so for ``rxe_eth``."""
+    return [provider for provider in facts.image.providers if kind.startswith(provider.name)]
 
 
 def _without_provider(device: RdmaDevice, ucx: UcxRdma, facts: Facts) -> _Cause:

@@ -29,8 +29,7 @@ def with_transfers(facts: Facts, transfers: tuple[TransferProof, ...]) -> Facts:
     moved = tuple(library(path) for path in dict.fromkeys(path for proof in transfers for path in proof.libraries))
     names = {loaded.name for loaded in moved}
     unmoved = tuple(loaded for loaded in facts.software.libraries if loaded.name not in names)
-    software = replace(facts.software, libraries=(*moved, *unmoved)) if moved else facts.software
-    return replace(facts, transfers=transfers, software=software)
+    return replace(facts, transfers=transfers, software=replace(facts.software, libraries=(*moved, *unmoved)))
 
 
 @check("transfers-arrive", "Do bytes arrive that two processes of this host move with each requested backend?")

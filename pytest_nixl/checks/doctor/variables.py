@@ -60,7 +60,7 @@ _FABRIC = """
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 #: Suffixes of variables that Dockerfiles use for folders and versions; no program reads them later.
 _OF_BUILDS = re.compile(r"_(?:DIR|HOME|PREFIX|PATH|ROOT|VERSION|VER|REF|REPO|URL|COMMIT|BRANCH|TAG|SRC)$")
-_TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:(?:VERBS|MLX5|GDA)_)?(\w+)")
+_TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:VERBS_|MLX5_|GDA_)?(\w+)")
 
 
 @check("variables-known", "Does NIXL, UCX or libfabric know every variable that starts with their prefix?", image=True)

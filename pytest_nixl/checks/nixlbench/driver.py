@@ -204,7 +204,7 @@ class _Run:
             return self._concluded()
 
     def run_or_blame_etcd(self, group: Group) -> Ran:
-        """Like :meth:`finish`, but if the etcd is gone, report that: a rank of another host is then unreachable too."""
+        """Like :meth:`run`, but if the etcd is gone, report that: a rank of another host is then unreachable too."""
         try:
             return self.run()
         except NixlbenchError:

@@ -70,8 +70,7 @@ class EtcdWatch:
 
     def trouble(self) -> EtcdError | None:
         """Return an error if the etcd answered before and is now gone; otherwise None."""
-        now = time.monotonic()
-        asked_at = self._asked_at
+        now, asked_at = time.monotonic(), self._asked_at
         hangs = asked_at is not None and now - asked_at > SUSPICIOUS_SECONDS
         if self._trouble is None and hangs and now - self._looked_at > SUSPICIOUS_SECONDS:
             self._looked_at = now
@@ -113,8 +112,7 @@ class EtcdWatch:
         if (ended := self._own_ended()) is not None:
             self._trouble = ended
             return
-        now = time.monotonic()
-        silent = error.cause == "timeout"
+        now, silent = time.monotonic(), error.cause == "timeout"
         if now - start > (ANSWER_SECONDS if silent else 0.0) + LATE_SECONDS:
             self._failing_since = None
             return
@@ -180,15 +178,15 @@ class Group:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._watch.__exit__()
-        gone = self._watch.trouble()
+        if self._watch.trouble() is not None:
+            return
         try:
-            if gone is None:
-                self._client.delete_prefix(self.prefix)
+            self._client.delete_prefix(self.prefix)
         except EtcdError:
             if error is None:
                 raise
             return
-        if gone is None or gone.cause == "died":  # its data ended with it
+        if self._our_server is None:
             with suppress(SupervisorError):  # the supervisor may have ended
                 self._supervisor.unwatch_prefix(self.prefix, self._endpoints)
 

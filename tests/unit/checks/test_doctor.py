@@ -11,7 +11,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +122,7 @@ def silent(name: str, reason: str) -> Make:
     return lambda tree: tree.answer(name, {"why": reason})
 
 
-def nixl(**values: Any) -> Make:
-    return answer("nixl", **values)
-
-
-def image(**values: Any) -> Make:
-    return answer("image", **values)
+nixl, image = partial(answer, "nixl"), partial(answer, "image")
 
 
 def backend(name: str, **values: Any) -> Make:
@@ -299,9 +294,8 @@ def status(**values: str | int) -> Make:
     return write("/proc/self/status", "\n".join(f"{name}:\t{value}" for name, value in lines.items()))
 
 
-def queues(**answers: str) -> Make:
-    """Say what the calls that set up a queue answer."""
-    return answer("storage-queues", **answers)
+#: What the calls that set up a queue answer.
+queues = partial(answer, "storage-queues")
 
 
 def governor(core: int, driver: str = "acpi-cpufreq", preference: str = "") -> Make:
@@ -348,6 +342,7 @@ POD = write("/var/run/secrets/kubernetes.io/serviceaccount/namespace", "bench")
 UNRESOLVED = answer("etcd", names=[{"host": "etcd.default", "addresses": [], "fault": "Name or service not known"}])
 UCX_CONF = answer("ucx_files", **{"/etc/ucx/ucx.conf": ["UCX_TLS=rc", "UCX_X=1"]})
 SMALL_SHM = answer("shm", size=64 << 20, free=64 << 20)
+PROTO = (("UCX_PROTO_ENABLE", "n"),)
 REFUSED, LOST = "NIXL_ERR_BACKEND", "No module named 'nixl'"
 MOVED = TransferProof("UCX", "DRAM:DRAM", transports=("cma/memory",), libraries=("/opt/nixl/libucp-b39b3ed9.so.0.0.0",))
 
@@ -360,6 +355,45 @@ STATES = {
     "without-rdma": state(*NO_DEVICES, profile="loopback"),
     "with-ucx-alone": state(backends=("UCX",)),
     "with-libfabric-alone": state(backends=("LIBFABRIC",)),
+    # the whole host
+    "little-is-recorded": state(
+        silent("shm", NOT_RECORDED), silent("uverbs", NOT_RECORDED), silent("etcd", NOT_RECORDED),
+        silent("kernel_log", "the kernel's log cannot be read"), remove("/proc/self/limits"),
+        in_answer("nvml", lambda entry: entry.pop("pairs")),
+    ),
+    "much-is-absent": state(
+        silent("shm", UVERBS_GONE), write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 0),
+        remove("/sys/devices/system/cpu/cpufreq"), silent("nixlbench", "nixlbench is not on PATH"),
+        remove("/sys/module/gdrdrv"), lambda tree: tree.answer("addresses", {}), remove("/proc/net/route"),
+        image(packages={}), verbs(providers=()), nixl(etcd_client={"path": "", "patched": False}),
+        image(device_code=[]),
+    ),
+    "many-faults": state(
+        answer("shm", size=8 << 30, free=(64 << 20) - 1),
+        write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
+        answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2"), remove("/dev/gdrdrv"),
+        answer("nvml", driver="550.54.15"), write("/sys/class/net/enp72s0/mtu", 1500), port(EFA[1], state="1: DOWN"),
+        gpu(1, nvlinks=17, state={"fabric": "has not started"}), backend("UCX", release="1.4.0"),
+        governor(1), governor(3), answer("addresses", enp72s0=["169.254.0.1/16"]), kernel_log(xid(79)),
+        in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0")),
+    ),
+    "faults-of-another-host": state(
+        answer("shm", size=(1 << 30) - 1, free=64 << 20), port(EFA[0], state="2: INIT"), port(EFA[3], state="1: DOWN"),
+        port(EFA[2], rate="25 Gb/sec (1X EDR)"), UNRESOLVED,
+        gpu(0, state={"slowed": ["hardware slowdown", "hardware power brake"]}),
+        backend("UCX", versions={"ucx_cuda_lacks": "libucm_cuda needs libcudart.so.12"}),
+        pairs("ok", "the chipset does not support it"), gpu(1, state={"fabric": "has not started"}),
+        kernel_log(xid(31)), gpu(uncorrected=None, ecc=False), gpu(1, bar1=40 << 30),
+        nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"]),
+        image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0", "nixl": "1.5.0"}), variables(FI_TCP_IFACE="zzz"),
+    ),
+    "nothing-to-complain-of": state(
+        backend("UCX", release="1.5.0"),
+        lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "1: DOWN"),
+        errors("counters__symbol_error", 1999, usual=200), port(EFA[0], gid_attrs__ndevs__0="enp71s0"),
+        gpu(bar1=80 << 30), backend("UCX", said=["uct_iface_open(srd/rdmap9s0:1) failed: Busy"]),
+        moved("pci0000:44", 0), variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://a:2379/"),
+    ),
     # libraries: NIXL and its backends
     "nixl-absent": state(silent("nixl", LOST)),
     "nixl-absent-with-remedy": state(lambda tree: tree.answer("nixl", {"why": "it ends", "remedy": "mend it"})),
@@ -378,7 +412,6 @@ STATES = {
     "nixl-absent-in-transfers-too": state(silent("nixl", LOST), transfers=(replace(MOVED, fault="it ends"),)),
     "nixl-without-ucx": state(nixl(ucx="")),
     "nixl-before-its-libraries-were-read": state(nixl(libraries=[], etcd_client={"path": "", "patched": False})),
-    "etcd-client-absent": state(nixl(etcd_client={"path": "", "patched": False})),
     "etcd-client-not-patched": state(nixl(etcd_client={"path": "/usr/lib/libetcd-cpp-api.so", "patched": False})),
     "backend-not-tried": state(backends=("UCX", "LIBFABRIC", "POSIX")),
     "backend-without-dram": state(backend("UCX", memories=["VRAM_SEG", "FILE_SEG"])),
@@ -431,18 +464,15 @@ STATES = {
         variables(UCX_NET_DEVICES="rdmap79s0:1"), refused(), after="gpu-missing",
     ),
     "ucx-refused-near-one-card-too-many": state(without(EFA[3]), refused(), after="gpu-missing"),
-    "two-libucs": state(in_answer("nixl", lambda entry: entry["libraries"].append("/opt/libucs.so.0"))),
     "two-of-each-library": state(nixl(libraries=[f"/{copy}/{name}.so" for name in OF_NIXL.split() for copy in "ab"])),
-    "two-libibverbs": state(nixl(libraries=["/a/libibverbs-1de1263b.so.1", "/b/libibverbs.so.1", "/a/libz.so.1"])),
     "two-libnl": state(nixl(libraries=["/a/libnl-route-3-3ad497a3.so.200", "/b/libnl-route-3.so.200"])),
-    "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"])),
-    "nixlbench-absent": state(silent("nixlbench", "nixlbench is not on PATH")),
-    "nixlbench-broken": state(answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2")),
+    "two-libz": state(nixl(libraries=["/a/libz.so.1", "/b/libz.so.1"]), transfers=(MOVED,)),
     # image: versions, plugins, code for GPUs
     "image-not-recorded": state(silent("image", NOT_RECORDED)),
     "plugins-unknown": state(image(plugin_folder="")),
     "plugins-unwanted": state(
         plugin("GDS", "libcudart.so.12", "libcufile.so.0"), plugin("X", error="undefined symbol: y"),
+        in_answer("image", lambda entry: entry["plugins"].reverse()),
     ),
     "plugins-wanted": state(
         plugin("GDS", "libcudart.so.12", "libcufile.so.0"),
@@ -469,11 +499,7 @@ STATES = {
     ),
     "plugin-without-the-driver": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO),
     "plugin-without-the-driver-in-image": state(plugin("GPUNETIO", "libcuda.so.1"), profile=GPUNETIO, image=True),
-    "two-wheels": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0", "nixl": "1.5.0"})),
     "two-wheels-of-two-versions": state(image(packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.3.2"})),
-    "no-wheel": state(image(packages={})),
-    "plugin-of-another-release": state(backend("UCX", release="1.4.0")),
-    "plugin-of-the-same-release": state(backend("UCX", release="1.5.0")),
     "kernels-that-do-not-fit": state(image(nixl_ep=NO_EP)),
     "kernels-that-are-used": state(
         image(nixl_ep=NO_EP, packages=TWO_WHEELS),
@@ -511,7 +537,7 @@ STATES = {
     "versions-not-readable": state(
         versions(gdrcopy=["", "libgdrapi.so.2", "it is not found"], cuda=["new", "/cuda", ""]),
         nixl(etcd_client={"path": "", "patched": False}),
-        profile=MACHINE + '[versions]\ngdrcopy = "2"\ncuda = "12"\nnixl = "1"\n[image]\netcd_uri_patch = true',
+        profile=MACHINE + '[versions]\ncuda = "12"\ngdrcopy = "2"\nnixl = "1"\n[image]\netcd_uri_patch = true',
     ),
     "version-not-recorded": state(
         in_answer("image", lambda entry: entry["versions"].pop("cuda")), profile=MACHINE + '[versions]\ncuda = "12"'
@@ -532,7 +558,6 @@ STATES = {
     "verbs-linked-to-another-copy": state(verbs((IB, 34), providers=(("efa", 34, "/wheel/ib.so"),))),
     "verbs-with-two-providers": state(verbs((IB, 34), providers=(("efa", 59, IB), ("efa", 34, IB)))),
     "verbs-without-provider": state(verbs((IB, 34), providers=(("mlx5", 34, IB),))),
-    "verbs-absent": state(verbs(providers=())),
     "verbs-of-connectx-with-its-provider": state(
         verbs((IB, 34), providers=(("mlx5", 34, IB),)), profile=IB_MACHINE, after="connectx"
     ),
@@ -548,7 +573,6 @@ STATES = {
         profile=MACHINE.replace("H100", "A100") + '[image]\nplugins = ["GPUNETIO"]', image=True,
     ),
     "code-without-a-known-gpu": state(profile="[image]\n", image=True),
-    "no-code": state(image(device_code=[])),
     # resources
     **{
         f"memlock-{name}": state(write("/proc/self/limits", LIMIT.format(soft)))
@@ -558,16 +582,9 @@ STATES = {
         write("/proc/self/limits", LIMIT.format(65536)),
         write("/proc/self/status", "CapEff:\t0000000000004000\nCpus_allowed_list:\t0-95"),
     ),
-    "memlock-unknown": state(remove("/proc/self/limits")),
     "shm-default": state(SMALL_SHM),
     "shm-default-of-a-laptop": state(SMALL_SHM, profile="loopback", after="bare"),
-    "shm-full": state(answer("shm", size=8 << 30, free=(64 << 20) - 1)),
-    "shm-little": state(answer("shm", size=(1 << 30) - 1, free=64 << 20)),
     "shm-enough": state(answer("shm", size=1 << 30, free=64 << 20)),
-    "shm-absent": state(silent("shm", UVERBS_GONE)),
-    "shm-not-recorded": state(silent("shm", NOT_RECORDED)),
-    "huge-pages-none": state(write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 0)),
-    "huge-pages-spent": state(write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0)),
     "huge-pages-of-two-sizes": state(
         write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
         write("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", 2),
@@ -609,10 +626,8 @@ STATES = {
             ("amd-pstate-epp", "balance_power"), ("intel_pstate", "balance_performance"), ("intel_pstate", "default"),
         )
     },
-    "governor-of-two-cores": state(governor(1), governor(3)),
     "governor-of-a-core-of-others": state(governor(0), cores("1-95")),
     "governors-of-no-core-of-this-process": state(cores("48-95")),
-    "governors-absent": state(remove("/sys/devices/system/cpu/cpufreq")),
     "cores-unknown": state(write("/proc/self/status", "CapEff:\t0000000000000000")),
     "cores-of-node-0": state(cores("0-40")),
     "cores-of-node-1": state(cores("48-95")),
@@ -630,15 +645,12 @@ STATES = {
     "efa-unbound-whatever-is-expected": state(unbound(EFA[0]), without(EFA[0]), profile="loopback"),
     "connectx": state(connectx("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), profile=IB_MACHINE),
     "connectx-unbound": state(unbound("mlx5_0"), profile=IB_MACHINE, after="connectx"),
-    "hns": state(
-        connectx("hns_0", "hns_1", "hns_2", "hns_3", driver="hns_roce_hw_v2"),
-        verbs((IB, 34), providers=(("hns", 34, IB), ("mlx5", 34, IB))), device("hns_0", listed=False),
+    "broadcom": state(
+        connectx("bnxt_re0", "bnxt_re1", "bnxt_re2", "bnxt_re3", driver="bnxt_en"),
+        verbs((IB, 34), providers=(("bnxt_re", 34, IB), ("mlx5", 34, IB))), device("bnxt_re0", listed=False),
         profile=IB_MACHINE,
     ),
     "connectx-beside-efa": state(profile=IB_MACHINE),
-    "port-down": state(port(EFA[1], state="1: DOWN")),
-    "port-init": state(port(EFA[0], state="2: INIT"), port(EFA[3], state="1: DOWN")),
-    "one-port-of-two-down": state(lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "1: DOWN")),
     "both-ports-down": state(
         port(EFA[1], state="1: DOWN"),
         lambda tree: tree.write(f"/sys/class/infiniband/{EFA[1]}/ports/2/state", "3: ARMED"),
@@ -653,18 +665,16 @@ STATES = {
         for count in (least, least - 1)
     },
     "errors-ten-times-as-many": state(errors("counters__symbol_error", 2000, usual=200)),
-    "errors-nine-times-as-many": state(errors("counters__symbol_error", 1999, usual=200)),
     "errors-of-two-counters": state(errors("counters__symbol_error", 8841), errors("counters__port_rcv_errors", 2000)),
     "errors-of-most": state(*(port(name, counters__symbol_error=9000) for name in EFA[1:])),
     "errors-of-two-devices": state(without(EFA[2], EFA[3]), port(EFA[0], counters__symbol_error=9000)),
-    "rate-low": state(port(EFA[2], rate="25 Gb/sec (1X EDR)")),
+    "errors-of-three-devices": state(port(EFA[1], counters__symbol_error=9000), after="efa-one-missing"),
     "rate-high": state(port(EFA[2], rate="200 Gb/sec (4X HDR)")),
     "rate-low-without-a-profile": state(port(EFA[2], rate="25 Gb/sec (1X EDR)"), profile="loopback"),
     "rate-nearly-reached": state(*(port(name, rate="99.95 Gb/sec (4X EDR)") for name in EFA)),
     "rate-unknown": state(*(port(name, rate="") for name in EFA)),
     "uverbs-closed": state(closed("Operation not permitted", 1)),
     "uverbs-absent": state(closed(UVERBS_GONE, 0, 1, 2, 3)),
-    "uverbs-not-recorded": state(silent("uverbs", NOT_RECORDED)),
     "uverbs-module-absent": state(remove("/sys/class/infiniband_verbs")),
     # rdma: from the devices to UCX. tests/machines makes those that soft-RoCE can have.
     "ucx-without-module": state(ucx(module="")),
@@ -695,7 +705,6 @@ STATES = {
     ),
     "ucx-cannot-register-without-limit": state(device(EFA[0], registered="Cannot allocate memory")),
     "ucx-has-an-interface-elsewhere": state(port(EFA[0], gid_attrs__ndevs__0="eth7")),
-    "ucx-has-an-interface-here": state(port(EFA[0], gid_attrs__ndevs__0="enp71s0")),
     "ucx-offers-without-a-cause": state(device(EFA[0], offered=False, shared_queues=1)),
     "ucx-offers-without-shared-queues": state(device(EFA[0], offered=False)),
     "ucx-says-why-not": state(
@@ -709,7 +718,6 @@ STATES = {
         port(EFA[0], gid_attrs__ndevs__0="enp71s0"),
         backend("UCX", said=["uct_iface_open(srd/rdmap79s0:1) failed: Address not valid"]),
     ),
-    "ucx-says-why-not-of-another-device": state(backend("UCX", said=["uct_iface_open(srd/rdmap9s0:1) failed: Busy"])),
     "ucx-offers-not-the-iwarp": state(
         device(EFA[0], offered=False), write(f"/sys/class/infiniband/{EFA[0]}/node_type", "4: RNIC"),
     ),
@@ -734,14 +742,12 @@ STATES = {
     "nic-down-that-is-named": state(
         write("/sys/class/net/enp72s0/operstate", "lowerlayerdown"), variables(UCX_NET_DEVICES="enp72s0,rdmap79s0:1")
     ),
-    "nic-none-in-use": state(lambda tree: tree.answer("addresses", {}), remove("/proc/net/route")),
     "nic-rates": state(
         *(write(f"/sys/class/net/enp{n}s0/speed", s) for n, s in ((71, 100000), (72, 99950))), profile=TCP_MACHINE,
     ),
     "nic-rate-low": state(
         *(write(f"/sys/class/net/enp{n}s0/speed", s) for n, s in ((71, 100000), (72, 25000))), profile=TCP_MACHINE,
     ),
-    "mtu-differs": state(write("/sys/class/net/enp72s0/mtu", 1500)),
     "mtu-of-an-interface-that-is-down": state(
         write("/sys/class/net/enp72s0/mtu", 1500), write("/sys/class/net/enp72s0/operstate", "down")
     ),
@@ -751,9 +757,7 @@ STATES = {
     "link-local-alone": state(
         lambda tree: tree.answer("addresses", {"enp71s0": ["169.254.0.1/16"]}), nixl(advertised=[]),
     ),
-    "link-local-left-out": state(answer("addresses", enp72s0=["169.254.0.1/16"])),
     "link-local-not-asked": state(answer("addresses", enp72s0=["169.254.0.1/16"]), nixl(advertised=[])),
-    "name-unknown": state(UNRESOLVED),
     "name-unknown-without-server": state(UNRESOLVED, write("/etc/resolv.conf", "search ec2.internal")),
     "name-in-a-pod-with-the-nodes-resolver": state(POD),
     "name-in-a-pod-by-its-variable": state(
@@ -809,7 +813,6 @@ STATES = {
     "gpus-exclusive-with-the-usual-mps": state(
         gpu(state={"compute_mode": "exclusive process"}), write("/tmp/nvidia-mps/control", "")
     ),
-    "gpus-slowed": state(gpu(0, state={"slowed": ["hardware slowdown", "hardware power brake"]})),
     "mig-without-instances": state(gpu(1, mig=True, instances=0)),
     "mig-without-instances-and-not-expected": state(gpu(1, mig=True, instances=0), profile="loopback"),
     "mig-without-instances-anywhere": state(gpu(mig=True, instances=0), cuda(100)),
@@ -818,7 +821,6 @@ STATES = {
     "mig-and-no-peer-to-peer": state(
         gpu(1, mig=True, instances=2), pairs("it is not supported", "it is not supported"),
     ),
-    "driver-updated": state(answer("nvml", driver="550.54.15")),
     "driver-mismatch": state(
         silent("nvml", "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."),
     ),
@@ -841,7 +843,6 @@ STATES = {
     "cuda-not-loaded-in-a-container": state(
         cuda(None, library="libcuda.so.1: cannot open shared object file", node=False),
     ),
-    "ucx-cuda-lacks": state(backend("UCX", versions={"ucx_cuda_lacks": "libucm_cuda needs libcudart.so.12"})),
     "ucx-cuda-of-a-worker": state(backend("UCX", versions={"cuda_runtime": "/torch/lib/libcudart.so.12"})),
     "ucx-cuda-unknown": state(backend("UCX", plugin="")),
     **{
@@ -852,7 +853,6 @@ STATES = {
         )
     },
     # gpu_health
-    "p2p-off": state(pairs("ok", "the chipset does not support it"), gpu(1, state={"fabric": "has not started"})),
     "p2p-off-with-nvlink": state(pairs("it is not supported", "it is not supported")),
     "p2p-off-with-nvlink-of-one": state(
         pairs("it is not supported", "it is not supported"), gpu(0, nvlinks=0), gpu(1, nvlinks=None)
@@ -864,9 +864,6 @@ STATES = {
     "p2p-off-without-nvlink-in-two-ways": state(
         pairs("it is not supported", "the driver does not know"), gpu(nvlinks=None),
     ),
-    "p2p-unknown": state(in_answer("nvml", lambda entry: entry.pop("pairs"))),
-    "nvlink-down": state(gpu(1, nvlinks=17, state={"fabric": "has not started"})),
-    "nvlink-none-reported": state(gpu(nvlinks=None)),
     **{
         f"nvlink-{links}-of-{name.replace(' ', '-')}": state(
             gpu(name=f"NVIDIA {name}", nvlinks=links), profile="loopback"
@@ -882,21 +879,18 @@ STATES = {
     "direct-by-peermem": state(*NO_DMA_BUF, write("/sys/module/nvidia_peermem/refcnt", 1)),
     "direct-by-efa": state(answer("dma_buf", supported=False)),
     "direct-by-efa-in-small-letters": state(answer("dma_buf", supported=False), p2p("nvidia", *EFA)),
-    "direct-by-efa-of-some": state(answer("dma_buf", supported=False), p2p("NONE", EFA[1])),
+    "direct-by-efa-of-some": state(answer("dma_buf", supported=False), p2p("NONE", EFA[0])),
+    "direct-by-efa-but-the-last": state(answer("dma_buf", supported=False), p2p("NONE", EFA[3])),
     "direct-by-nothing": state(*NO_DMA_BUF),
     "direct-unknown": state(*NO_DMA_BUF, silent("dma_buf", "it did not answer")),
     "direct-of-closed-modules": state(
         *NO_DMA_BUF, silent("dma_buf", "it did not answer"),
         lambda tree: tree.replace("/proc/driver/nvidia/version", "Open ", ""),
     ),
-    "gdrcopy-without-node": state(remove("/dev/gdrdrv")),
-    "gdrcopy-without-module": state(remove("/sys/module/gdrdrv")),
     "gdrcopy-not-of-this-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=["UCX_TLS", "UCX_NET_DEVICES"])),
     "gdrcopy-of-an-unknown-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=[])),
     "gdrcopy-of-no-ucx": state(remove("/dev/gdrdrv"), nixl(ucx_variables=["UCX_TLS"]), backends=("LIBFABRIC",)),
-    "xid-79": state(kernel_log(xid(79))),
     "xid-two-grave": state(kernel_log(xid(79), xid(62, "x", "0000:97:00"), "NVRM: odd")),
-    "xid-31": state(kernel_log(xid(31))),
     "xid-121": state(kernel_log(xid(121))),
     "xid-31-and-121": state(kernel_log(xid(31), xid(121), xid(13))),
     "xid-31-and-79": state(kernel_log(xid(31), xid(79))),
@@ -909,23 +903,14 @@ STATES = {
     "xid-154-none": state(
         kernel_log(xid(154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")),
     ),
-    "xid-unreadable": state(silent("kernel_log", "the kernel's log cannot be read")),
-    "ecc-uncorrected": state(gpu(1, uncorrected=2)),
+    "gpu-with-faults": state(gpu(1, uncorrected=2, bar1=(40 << 30) - 1, persistence=False)),
     "ecc-remap-failed": state(gpu(1, state={"remap_failed": True})),
     "ecc-remap-pending": state(gpu(1, state={"remap_pending": True})),
-    "ecc-off": state(gpu(uncorrected=None, ecc=False)),
-    "ecc-unknown": state(gpu(uncorrected=None)),
+    "gpus-that-report-little": state(gpu(uncorrected=None, bar1=None, persistence=None, nvlinks=None)),
     "ecc-of-one": state(gpu(0, uncorrected=None)),
-    "bar1-small": state(gpu(1, bar1=(40 << 30) - 1)),
-    "bar1-half": state(gpu(1, bar1=40 << 30)),
-    "bar1-as-large": state(gpu(bar1=80 << 30)),
-    "bar1-unknown": state(gpu(bar1=None)),
-    "persistence-off": state(gpu(1, persistence=False)),
-    "persistence-unknown": state(gpu(persistence=None)),
     "nics-fewer": state(profile=MACHINE.replace("nics_per_gpu = 2", "nics_per_gpu = 3")),
     "nics-fewer-with-idle-ones": state(moved("pci0000:00", 0)),
     "nics-on-another-root": state(moved("pci0000:00", 0), profile="loopback"),
-    "nics-on-the-same-root": state(moved("pci0000:44", 0)),
     "nics-far": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="loopback"),
     "nics-far-in-a-profile-of-a-gpu": state(moved("pci0000:00", 0), without(*EFA[:2]), profile="h100"),
     "nics-far-from-one-card": state(moved("pci0000:00", 0), without(*EFA[:3]), profile="loopback"),
@@ -937,7 +922,6 @@ STATES = {
     "nics-without-paths": state(remove("/sys/bus/pci/devices/" + GPU_0, "/sys/bus/pci/devices/" + GPU_1)),
     # etcd
     "etcd-none": state(silent("etcd", "no etcd address is given")),
-    "etcd-not-recorded": state(silent("etcd", NOT_RECORDED)),
     "etcd-refused": state(
         answer("etcd", fault="etcd at http://etcd.default:2379: connection refused", remedy="start it"),
     ),
@@ -955,7 +939,9 @@ STATES = {
         variables(UCX_TSL="rc", FI_PROVIDERS="efa", NIXL_ETCD_ENDPOINT="http://e:1", UCX_OLD="1"),
         nixl(unused={"UCX_TSL": "UCX_TLS", "UCX_OLD": ""}),
     ),
-    "variables-unknown": state(variables(UCX_OLD="1", NIXL_BUILD_SRC_2="1"), nixl(unused={"UCX_OLD": ""})),
+    "variables-unknown": state(
+        variables(UCX_OLD="1", NIXL_BUILD_SRC_2="1", NIXL_ODD_="1"), nixl(unused={"UCX_OLD": ""})
+    ),
     "variables-of-modules": state(
         variables(UCX_OF_A_MODULE="1", UCX_TLS="rc,srd,cuda", FI_PROVIDER="efa", LD_LIBRARY_PATH="/x"),
     ),
@@ -993,7 +979,8 @@ STATES = {
         f"tls-{name}": state(variables(UCX_TLS=text))
         for name, text in (
             ("empty", ""), ("commas", "^,"), ("tcp", "tcp,cuda_copy"), ("not-ib", "^ib"), ("not-all", "^all"),
-            ("not-rc-dc-ud", "^rc,dc,ud_verbs"), ("not-rc-dc", "^rc,dc"), ("all", "all"), ("srd", "srd,cuda"),
+            ("not-rc-dc-ud", "^rc,dc,ud_verbs"), ("not-rc-dc", "^rc,dc"), ("not-rc-ud", "^rc,ud"),
+            ("not-dc-ud", "^dc,ud"), ("all", "all"), ("srd", "srd,cuda"),
             ("without-cuda", "ud,sm"), ("not-tcp", "^tcp"), ("misspelt", "rcc,cuda_copi,srd"), ("odd", "srd,odd,cuda"),
         )
     },
@@ -1029,9 +1016,8 @@ STATES = {
         'transports = ["cma"]\nsource = "-"',
     ),
     "device-absent": state(variables(UCX_NET_DEVICES="rdmap79s1:1,enp71s0")),
-    "device-absent-like-no-other": state(variables(FI_TCP_IFACE="zzz")),
     "device-pattern": state(variables(UCX_NET_DEVICES="rdmap*,mlx5_[01],enp7?s0")),
-    "device-list-with-blanks": state(variables(UCX_NET_DEVICES="enp71s0, ,rdmap79s0:1 ")),
+    "device-list-with-blanks": state(variables(UCX_NET_DEVICES="enp71s0, , rdmap79s0:1 ")),
     "device-all": state(variables(UCX_NET_DEVICES="all")),
     "device-excluded": state(variables(UCX_NET_DEVICES="^rdmap79s0")),
     "device-loopback": state(loopback, variables(FI_SOCKETS_IFACE="lo")),
@@ -1064,7 +1050,6 @@ STATES = {
     "agree-plugins-of-one-backend": state(
         variables(NIXL_PLUGIN_DIR=PLUGINS), backend("UCX", plugin="/other/libplugin_UCX.so")
     ),
-    "agree-one-etcd": state(variables(NIXL_ETCD_ENDPOINTS="http://a:2379", ETCD_ENDPOINTS="http://a:2379/")),
     "agree-many-faults": state(variables(
         NIXL_ETCD_ENDPOINTS="http://a:2379", https_proxy="http://proxy:3128", FI_EFA_USE_DEVICE_RDMA="No",
         FI_HMEM_DISABLE_P2P="ON", UCX_IB_GPU_DIRECT_RDMA="off", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
@@ -1081,6 +1066,9 @@ STATES = {
         FI_EFA_USE_DEVICE_RDMA="1", FI_HMEM_DISABLE_P2P="0", UCX_IB_GPU_DIRECT_RDMA="try", NIXL_PLUGIN_DIR=PLUGINS,
         PYTORCH_CUDA_ALLOC_CONF="my_expandable_segments:True", VLLM_NIXL_SIDE_CHANNEL_HOST="10.0.0.11",
     )),
+    **{
+        f"agree-gpu-direct-{value}": state(variables(UCX_IB_GPU_DIRECT_RDMA=value)) for value in ("n", "No", "0")
+    },
     "agree-ibv-fork-safe": state(variables(IBV_FORK_SAFE="1")),
     "agree-plugins-without-nixl": state(variables(NIXL_PLUGIN_DIR="/none"), silent("nixl", LOST)),
     **{
@@ -1148,10 +1136,19 @@ STATES = {
     "transfers-of-libfabric": state(
         transfers=(TransferProof("LIBFABRIC", "DRAM:DRAM", libraries=("/opt/libfabric.so.1", "/opt/libucp.so.0")),)
     ),
+    "transfers-with-two-libucp": state(transfers=(replace(MOVED, libraries=(*MOVED.libraries, "/opt/libucp.so.0")),)),
     "transfers-of-files": state(transfers=(TransferProof("POSIX", "DRAM:FILE"),)),
     "transfer-fails-by-a-variable": state(
-        transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, "read it", culprits=(("UCX_PROTO_ENABLE", "n"),)))
+        transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, "read it", culprits=PROTO))
     ),
+    **{
+        f"transfer-fails-by-{name}": state(transfers=(MOVED, TransferProof("UCX", "DRAM:DRAM", REFUSED, **values)))
+        for name, values in (
+            ("two-variables", {"culprits": (("UCX_TLS", "a"), ("UCX_X", "b")), "remedy": "change UCX_TLS"}),
+            ("variables-together", {"culprits": PROTO, "together": (("UCX_TLS", "tcp"),)}),
+            ("a-variable-with-a-remedy", {"culprits": (("UCX_TLS", "cma"),), "remedy": "add tcp to UCX_TLS"}),
+        )
+    },
     "transfer-fails": state(
         transfers=(TransferProof("UCX", "VRAM:VRAM", REFUSED, "mend it", obstacle="no ptrace"), MOVED),
     ),
@@ -1363,6 +1360,19 @@ def test_the_check_that_knows_the_cause_precedes_what_follows_from_it(
         if id.startswith("<"):
             reason, remedy = f"follows from {cause}: {reason}", f"follow the remedy of {cause}"
         assert (result.judgement.reason, result.judgement.remedy) == (reason, remedy)
+
+
+def test_the_doctor_puts_effects_after_their_cause(healthy: Tree) -> None:
+    with healthy.changed() as tree:
+        variables(UCX_NET_DEVICES="mlx5_99:1")(tree)
+        refused(said=["x - no peer failure handler"])(tree)
+        facts = gather(FactsRoot(tree.folder), backends=("UCX",), environ={})
+    facts = with_transfers(facts, (lost("UCX", "UCX_NET_DEVICES"),))
+    results = examine(facts, Requirements(load_profile("loopback"), ("UCX",)), gate=False)
+    failed = [(result.check.id, result.judgement) for result in results if result.judgement.verdict is Verdict.FAIL]
+    assert [id for id, _ in failed] == ["devices-there", "backend-loads", "transfers-arrive"]
+    assert all(judgement.reason.startswith("follows from devices-there: ") for _, judgement in failed[1:])
+    assert failed[2][1].remedy == "follow the remedy of devices-there"
 
 
 OF_IMAGES = """

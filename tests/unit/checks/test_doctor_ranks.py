@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pairs of ranks that are measured, and differences between the ranks' commands, hosts and verdicts."""
+"""The pairs of ranks that are measured, and differences between the ranks' hosts and verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.fake_sysfs import facts_of
 
 from pytest_nixl.checks.doctor.check import failed, not_applicable, passed, warned
-from pytest_nixl.checks.doctor.ranks import RankDifference, compare_hosts, everywhere, ranks_agree
-from pytest_nixl.cluster.command_check import Command, differences
+from pytest_nixl.checks.doctor.ranks import RankDifference, compare_hosts, everywhere, gather_hosts, ranks_agree
 from pytest_nixl.cluster_hooks import command_of
-from pytest_nixl.core.strict import StrictError
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.recorded_tree import Fact
 from pytest_nixl.host.system import Memlock
@@ -40,70 +40,12 @@ def test_pairs_that_are_measured(text: str, ranks: int, expected: object) -> Non
     assert RankPairing.parse(text).of(ranks) == expected
 
 
-SAME = Command("1.0", {"--nixl-blocks": "4KiB"}, ["a.py::one", "a.py::two"], 0)
-NOT_COLLECTED = "rank 1 on b did not collect tests that rank 0 collected"
-MORE_COLLECTED = "rank 1 on b collected tests that rank 0 did not collect"
-
-
 def test_only_what_belongs_to_a_rank_may_differ(make_settings: MakeSettings) -> None:
     compared = command_of(make_settings(), [], 0).options
     assert {option.flag.removeprefix("--nixl-") for option in OPTIONS if option.flag not in compared} == {
         *("etcd", "etcd-server", "etcd-image", "etcd-cacert", "etcd-cert", "etcd-key", "etcd-user", "etcd-listen"),
         *("rank", "group-token", "log-dir", "file-dir", "s3", "nixlbench", "raw-tools-dir", "image", "store", "report"),
     }
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, []),
-        ({"version": "1.1"}, ["rank 1 on b has pytest-nixl 1.1, rank 0 has 1.0"]),
-        (
-            {"options": {"--nixl-blocks": "8KiB"}},
-            ["rank 1 on b was started with --nixl-blocks=8KiB, rank 0 with --nixl-blocks=4KiB"],
-        ),
-        (
-            {"options": {"--nixl-op": "READ"}, "errors": 2, "tests": ["a.py::two", "a.py::one"]},
-            [
-                "rank 1 on b could not collect 2 of its files",
-                "rank 1 on b was started with --nixl-blocks=none, rank 0 with --nixl-blocks=4KiB",
-                "rank 1 on b was started with --nixl-op=READ, rank 0 with --nixl-op=none",
-                "rank 1 on b collected the same tests as rank 0 in another order",
-            ],
-        ),
-        ({"tests": []}, [f"{NOT_COLLECTED} (a.py::one, a.py::two)"]),
-        ({"tests": ["a.py::one"]}, [f"{NOT_COLLECTED} (a.py::two)"]),
-        ({"tests": [*SAME.tests, "b", "c", "d", "e"]}, [f"{MORE_COLLECTED} (b, c, d, e)"]),
-        ({"tests": [*SAME.tests, "b", "c", "d", "e", "f"]}, [f"{MORE_COLLECTED} (b, c, d and 2 more)"]),
-        (
-            {"tests": ["x", "a.py::two"]},
-            [f"{NOT_COLLECTED} (a.py::one), and collected tests that rank 0 did not collect (x)"],
-        ),
-    ],
-)
-def test_each_difference_of_a_command_is_one_sentence(change: dict[str, Any], expected: list[str]) -> None:
-    other = replace(SAME, **change)
-    assert differences(SAME, {"rank 1 on b": Command.unpacked(other.packed()), "rank 2 on c": SAME}) == expected
-    first = replace(SAME, errors=3)
-    assert differences(first, {"rank 1 on b": other})[0] == "rank 0 could not collect 3 of its files"
-
-
-@pytest.mark.parametrize(
-    ("limit", "beyond"),
-    [
-        ({"version": "v" * 256}, {"version": "v" * 257}),
-        ({"options": {"--nixl-op": "x" * 65_536}}, {"options": {"--nixl-op": "x" * 65_537}}),
-        ({"tests": ["t" * 65_536]}, {"tests": ["t" * 65_537]}),
-        ({"errors": 1 << 32}, {"errors": (1 << 32) + 1}),
-        ({"errors": 0}, {"errors": -1}),
-        ({"errors": 1}, {"errors": 0.5}),
-    ],
-)
-def test_a_command_of_another_rank_is_read_up_to_its_limits(limit: dict[str, Any], beyond: dict[str, Any]) -> None:
-    command = replace(SAME, **limit)
-    assert Command.unpacked(command.packed()) == command
-    with pytest.raises(StrictError):
-        Command.unpacked(replace(SAME, **beyond).packed())
 
 
 GOOD, BAD, IDLE = passed("64 GiB"), failed("64 KiB", "raise it"), not_applicable("none")
@@ -228,6 +170,35 @@ def test_rank_that_differs_is_named(
     subject, change, odd, usual, remedy = row
     reason = f"{subject} differs: rank 2 (node-a) has {odd}; the other 3 have {usual}"
     assert compare_hosts([host, host, change(host), host]) == (RankDifference(subject, (2,), judge(reason, remedy)),)
+
+
+def test_differences_are_in_the_order_of_their_subjects(host: Facts) -> None:
+    other = host
+    for _, change, *_ in (*GRAVE[1:], *MILD[:4]):
+        other = change(other)
+    software, cards = ["NIXL", "NIXL's package", "UCX", "libfabric", "Python"], ["GPUs", "RDMA devices"]
+    assert [difference.subject for difference in compare_hosts([host, other])] == [
+        *software, "the architecture", "the kernel", "the GPU driver", "CUDA", *cards, "the EFA installer",
+        "the MTU of the interface of the default route", "locked memory", "DMA-BUF", SPACE,
+    ]  # fmt: skip
+
+
+def test_the_facts_of_every_rank_are_read(host: Facts, make_settings: MakeSettings) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+    answers: dict[str, list[Any]] = {"address": ["10.0.0.1", "10.0.0.2"], "facts": [host.plain(), host.plain()]}
+
+    def ask(name: str, **arguments: Any) -> list[Any]:
+        asked.append((name, arguments))
+        return answers[name]
+
+    cluster: Any = SimpleNamespace(several=True, names=["rank 0 on a", "rank 1 on b"], ask=ask)
+    assert gather_hosts(make_settings(), cluster) == [host, host]
+    assert asked == [("address", {}), ("facts", {"peers": answers["address"]})]
+    answers["facts"][1] = {"odd": 1}
+    with pytest.raises(NixlPluginError) as raised:
+        gather_hosts(make_settings(), cluster)
+    assert raised.value.reason.startswith("rank 1 on b sent facts that this version of pytest-nixl does not know: ")
+    assert raised.value.remedy == "install the same pytest-nixl on every rank"
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from pytest_nixl.checks.nixlbench.row import judge_row
 from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.nixlbench_output import REMEDIES, Trouble
 from pytest_nixl.model.nixlbench_table import read_output
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 ROW = RowKey("LIBFABRIC", "READ", MemoryPair("DRAM", "VRAM"), 64 * KIB, batch=2)
 MEETING = Meeting("ETCD", {"runtime_type": "ETCD", "benchmark_group": "g"})
@@ -77,8 +79,8 @@ def test_a_meeting_and_a_command_as_a_user_can_type_it() -> None:
                                        "asio_port": meeting.flags["asio_port"]})  # fmt: skip
     assert command_text("/opt/b/nixlbench", ["--a=b c"]) == "nixlbench '--a=b c'"
     assert command_text("", []) == "nixlbench"
-    assert known_flags("    -backend (the backend)\n  -x (no)\n    -9 (no)\n    -op_type (READ) default\n") == {
-        "backend", "op_type"}  # fmt: skip
+    lines = ("    -backend (it)", "  -x (no)", "      -deep (no)", "    -9 (no)", "    - (no)", "    -op_type (READ)")
+    assert known_flags("\n".join(lines)) == {"backend", "op_type"}
 
 
 def test_the_flags_of_the_real_help_are_known() -> None:
@@ -93,6 +95,10 @@ OVER_CARD = ASIO.replace("cma/memory  ", "tcp/eth0    ").replace("cma/memory", "
 PLAIN = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
 NAME = "nixlbench UCX WRITE DRAM:DRAM of 64KiB"
 REACHED = "0.016 GB/s (0.128 Gb/s)"
+GOOD = f"{REACHED} over {{}} is 1598 % of the floor of 0.001 GB/s (0.008 Gb/s)".format
+FLOOR = "floor = '0.001 GB/s'\n"
+CARD = f"{FLOOR}[machine]\nnics = 1\nnic_rate = '{{}} Gb/s'\nsource = 'a test'\n".format
+BY_HAND = "and read what nixlbench prints when run by hand"
 
 
 def ran(text: str = ASIO, **more: Any) -> Ran:
@@ -100,37 +106,46 @@ def ran(text: str = ASIO, **more: Any) -> Ran:
 
 
 @pytest.mark.parametrize(
-    ("result", "profile", "rates", "verdict", "reason", "notes"),
+    ("result", "profile", "rates", "verdict", "reason", "remedy", "notes"),
     [
-        (ran(), "", {}, "PASS", f"{NAME}: {REACHED} over cma/memory is 1598 % of the floor of 0.001 GB/s ", ()),
-        (ran(remarks=("a", "b")), "", {}, "PASS", f"{NAME}: {REACHED} over cma/memory ", ("a", "b")),
-        (ran(inconsistent="target: x", uncompared="y"), "", {}, "CORRUPT", f"{NAME}: target: x", None),
-        (ran(uncompared="the target, which compares"), "", {}, "UNKNOWN", f"{NAME}: the target, which compares", ()),
-        (ran(uncompared="y"), "floor = '1 GB/s'", {}, "FAIL", f"{NAME}: {REACHED} is 2 % of the floor of 1 GB/s", ()),
-        (ran(ASIO.replace("4100.6", "4.1   ")), "", {}, "INCONCLUSIVE", f"{NAME}: nixlbench printed 0.015982 GB/s", ()),
-        (ran(ASIO.replace("0.015982", "0.000000")), "", {}, "ERROR",
-         f"{NAME}: nixlbench printed a bandwidth of 0 GB/s", None),
-        (ran(ASIO.replace("\n65536 ", "\n32768 ")), "", {}, "ERROR", f"{NAME}: nixlbench did not print this row", None),
-        (ran(OVER_CARD), "", {"eth0": 0.16e9}, "PASS", f"{NAME}: {REACHED} over tcp/eth0 ",
+        (ran(), FLOOR, {}, "PASS", GOOD("cma/memory"), "", ()),
+        (ran(remarks=("a", "b"), contention=0.25), FLOOR, {}, "PASS", GOOD("cma/memory"), "", ("a", "b")),
+        (ran(inconsistent="target: x", uncompared="y"), FLOOR, {}, "CORRUPT", "target: x",
+         REMEDIES[Trouble.INCONSISTENT], None),
+        (ran(uncompared="the target"), FLOOR, {}, "UNKNOWN", "the target", "Run it again; if nixlbench crashes at its "
+         "exit (two copies of libnl-route), set UCX_MODULES=^ib in its environment.", ()),
+        (ran(uncompared="y"), "floor = '1 GB/s'\n", {}, "FAIL",
+         f"{REACHED} is 2 % of the floor of 1 GB/s (8 Gb/s), and 1 of 1 windows are below it",
+         "Check that the machine is idle (uptime, nvidia-smi) and that the container has enough cores (cpu.max), run "
+         "the row again alone, and if it is still slow compare its transports and devices with those of a healthy "
+         "machine.", ()),
+        (ran(ASIO.replace("4100.6", "4.1   ")), FLOOR, {}, "INCONCLUSIVE",
+         "nixlbench printed 0.015982 GB/s, at which a block takes 4101 us, but an Avg Lat. of 4.1 us",
+         f"Run it again, {BY_HAND}: its clock may have been set.", ()),
+        (ran(ASIO.replace("0.015982", "0.000000")), FLOOR, {}, "ERROR", "nixlbench printed a bandwidth of 0 GB/s",
+         f"Increase --nixl-iterations, {BY_HAND}.", None),
+        (ran(ASIO.replace("\n65536 ", "\n32768 ")), FLOOR, {}, "ERROR", "nixlbench did not print this row",
+         f"Increase --nixl-iterations, {BY_HAND}.", None),
+        (ran(OVER_CARD), FLOOR, {"eth0": 0.16e9}, "PASS", GOOD("tcp/eth0"), "",
          (f"{NAME}: {REACHED} is 10 % of 0.16 GB/s, the line rate of eth0 according to the driver",)),
-        (ran(OVER_CARD), "", {"eth1": 0.16e9}, "PASS", f"{NAME}: {REACHED} over tcp/eth0 ", ()),
+        (ran(OVER_CARD), FLOOR, {"eth1": 0.16e9}, "PASS", GOOD("tcp/eth0"), "", ()),
+        (ran(OVER_CARD), CARD("0.64"), {"eth0": 0.16e9}, "PASS", GOOD("tcp/eth0"), "",
+         (f"{NAME}: {REACHED} is 20 % of 0.08 GB/s, the line rate of the 1 NIC of 0.64 Gb/s that carried it (eth0)",)),
     ],
 )  # fmt: skip
 def test_the_row_of_a_run_is_judged(
-    result: Ran, profile: str, rates: dict[str, float], verdict: str, reason: str, notes: tuple[str, ...] | None,
-    tmp_path: Path,
+    result: Ran, profile: str, rates: dict[str, float], verdict: str, reason: str, remedy: str,
+    notes: tuple[str, ...] | None, tmp_path: Path,
 ) -> None:  # fmt: skip
     path = tmp_path / "p.toml"
-    path.write_text(f"[profile]\nname='p'\n[[expect]]\nsource='a test'\n{profile or 'floor = 0.001'}\n".replace(
-        "0.001", "'0.001 GB/s'"))  # fmt: skip
+    path.write_text(f"[profile]\nname='p'\n[[expect]]\nsource='a test'\n{profile}")
     judged = judge_row(result, PLAIN, PLAIN.measured_by("nixlbench"), load_profile(str(path)), rates)
-    assert judged.judgement.verdict.value == verdict
-    assert judged.judgement.reason.startswith(reason)
-    assert bool(judged.judgement.remedy) is (verdict != "PASS")
+    assert judged.judgement == Judgement(Verdict(verdict), f"{NAME}: {reason}", remedy)
     if notes is None:
         assert (judged.samples, judged.summary, judged.notes) == (None, None, ())
         return
     assert judged.samples is not None
     assert judged.summary is not None
-    assert (judged.samples.key.backend, judged.notes) == ("nixlbench:UCX", notes)
+    assert (judged.samples.key, judged.notes) == (PLAIN.measured_by("nixlbench"), notes)
+    assert judged.samples.contention == (() if result.contention is None else (0.25,))
     assert (judged.summary.bandwidth, judged.summary.values) == (0.015982e9, (0.015982e9,))

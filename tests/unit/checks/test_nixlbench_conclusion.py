@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from helpers.cli_run import ROOT
@@ -16,23 +17,34 @@ from helpers.cli_run import ROOT
 from pytest_nixl.checks.nixlbench import driver
 from pytest_nixl.checks.nixlbench.command import Meeting
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.model.nixlbench_output import REMEDIES, Trouble
 from pytest_nixl.model.nixlbench_table import read_output
 
+#: What a program has printed and its exit code, from a second after both have started; None: it runs.
+State = tuple[float, str, int | None]
+
 
 class Program:
-    """A double of nixlbench on one rank, which prints a text, and ends with a code once both have started."""
+    """A double of nixlbench on one rank, on a clock on which only looks at it take time.
 
-    def __init__(self, rank: int, text: str, code: int | None) -> None:
+    :param error: why it cannot be started.
+    """
+
+    clock: ClassVar[list[float]]
+
+    def __init__(self, rank: int, *states: State, error: Exception | None = None) -> None:
         self.where, self.pid, self.cost = f"nixlbench of rank {rank} on h", 10 + rank, dict[str, float]()
-        self.text, self.code = text, code
+        self.states, self.error = states, error
         self.tool, self.worker, self.versions = self, self, {"host": "h"}
         self.started: list[tuple[Sequence[str], Mapping[str, str | None]]] = []
         self.other = self
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str | None]) -> Program:
         self.started.append((arguments, variables))
+        if self.error is not None:
+            raise self.error
         return self
 
     def __enter__(self) -> Program:
@@ -41,21 +53,29 @@ class Program:
     def __exit__(self, *_: object) -> None:
         pass
 
+    @property
+    def state(self) -> State:
+        return [state for state in self.states if state[0] <= self.clock[0] - 100][-1]
+
     def poll_within(self, seconds: float) -> int | None:
-        return self.code if self.other.started else None
+        self.clock[0] += seconds
+        return self.state[2] if self.other.started else None
 
     def output(self) -> str:
-        return self.text
+        return self.state[1]
 
 
 class Etcd:
-    """A double of a group in an etcd that is gone, for a reason."""
+    """A double of a group in an etcd that is gone, for a reason; empty: it is not.
+
+    :ivar only_after: it is known to be gone only if it is waited for that long.
+    """
 
     def __init__(self, cause: str) -> None:
         self.meeting = Meeting("ETCD", {"a": "b"})
         self.endpoint, self.prefix, self.failure = "http://e:1", "xferbench/g/", ""
         self.gone = EtcdError("it went", "", "its log", cause=cause) if cause else None
-        self.ranks = {0, 1}
+        self.ranks, self.only_after = {0, 1}, 0.0
 
     __enter__ = Program.__enter__
     __exit__ = Program.__exit__
@@ -64,10 +84,18 @@ class Etcd:
         return rank in self.ranks
 
     def trouble(self, seconds: float = 0.0) -> EtcdError | None:
-        return self.gone
+        return self.gone if seconds >= self.only_after else None
 
     def remaining_keys(self) -> str:
         return "3 keys"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(Program, "clock", now, raising=False)
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
 
 WHOLE = (ROOT / "fixtures/nixlbench/20_asio.rank_a.out").read_text()
@@ -89,10 +117,17 @@ PORT = (
 ENDED_FIRST, ENDED_SECOND = (f"; pytest-nixl then ended {process}" for process in (INITIATOR, TARGET))
 
 
-def run(
-    first: tuple[str, int | None], second: tuple[str, int | None], etcd: Etcd | None = None, timeout: float = 60.0
-) -> Ran:
-    programs = Program(0, *first), Program(1, *second)
+Ended = tuple[str, int | None] | list[State] | Exception
+
+
+def program(rank: int, ended: Ended) -> Program:
+    if isinstance(ended, Exception):
+        return Program(rank, (0, "", None), error=ended)
+    return Program(rank, *(ended if isinstance(ended, list) else [(0.0, *ended)]))
+
+
+def run(first: Ended, second: Ended, etcd: Etcd | None = None, timeout: float = 60.0) -> Ran:
+    programs = program(0, first), program(1, second)
     programs[0].other = programs[1]
     tools, variables = cast("Any", programs), {"A": None, "B": "c"}
     if etcd is not None:
@@ -173,34 +208,63 @@ def test_the_last_lines_of_both_processes_are_shown() -> None:
     )
 
 
+ALONE = f": {INITIATOR} is alone"
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "etcd", "event"),
+    ("first", "second", "registered", "event", "silent"),
     [
-        ("", "", False, f"{INITIATOR} to register"),
-        (FIRST, "", False, f"{TARGET} to register"),
-        (BOTH, SECOND, False, "the next row or the end of the run"),
-        ("", "", True, f"{INITIATOR} to register"),
-        (
-            FIRST,
-            "",
-            True,
-            f"{TARGET} to register: {INITIATOR} is alone; the last request from here to its etcd failed: no",
-        ),
-        (FIRST, SECOND, True, "the next row or the end of the run; the last request from here to its etcd failed: no"),
+        ("", "", None, f"{INITIATOR} to register", INITIATOR),
+        (FIRST, "", None, f"{TARGET} to register", TARGET),
+        (BOTH, SECOND, None, "the next row or the end of the run", INITIATOR),
+        ("", "", set(), f"{INITIATOR} to register{UNHEARD}", INITIATOR),
+        (FIRST, "", {0}, f"{TARGET} to register{ALONE}{UNHEARD}", TARGET),
+        (FIRST, "", {0, 1}, f"the next row or the end of the run{ALONE}{UNHEARD}", TARGET),
+        ("", SECOND, {0, 1}, f"the next row or the end of the run{UNHEARD}", INITIATOR),
+        (FIRST, SECOND, set(), f"the next row or the end of the run{UNHEARD}", INITIATOR),
     ],
 )
 def test_silent_processes_are_named_after_the_timeout(
-    first: str, second: str, etcd: bool, event: str, monkeypatch: pytest.MonkeyPatch
+    first: str, second: str, registered: set[int] | None, event: str, silent: str, clock: list[float]
 ) -> None:
-    monkeypatch.setattr(driver, "SLEEPS", 0.0)
     group = Etcd("")
-    group.ranks, group.failure = set(), "no" if first else ""
+    group.ranks, group.failure = registered or set(), "no"
     with pytest.raises(NixlbenchError) as raised:
-        run((first, None), (second, None), group if etcd else None, timeout=0.2)
-    assert raised.value.reason == f"nixlbench: no output from either process for 0.2 s, while waiting for {event}"
+        run((first, None), (second, None), group if registered is not None else None)
+    limit = 60 if registered is None else 80  # nixlbench sleeps for 20 s at one point of its ETCD runtime
+    assert raised.value.reason == f"nixlbench: no output from either process for {limit} s, while waiting for {event}"
     assert raised.value.remedy == f"{LINES}; if the hosts are only busy, increase --nixl-timeout"
-    silent = TARGET if first and not second else INITIATOR
     assert raised.value.detail.startswith((f"the last lines of {silent}:\n", f"{silent} wrote nothing"))
+    assert clock[0] - 100 == pytest.approx(limit, abs=1)
+
+
+def test_output_of_either_process_starts_the_time_again(clock: list[float]) -> None:
+    states: list[State] = [(0, FIRST, None), (50, BOTH, None), (150, WHOLE, 0)]
+    ran = run(states, [(0, "", None), (40, SECOND, None), (100, SECOND + READY, None), (151, SECOND + READY, 0)])
+    assert (len(ran.output.rows), ran.remarks) == (1, ())
+    assert clock[0] - 100 == pytest.approx(151, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seconds", "reason"),
+    [
+        ((BOTH, 2), (SECOND + READY, None), 3, f"{INITIATOR} ended with exit code 2 during the run{ENDED_SECOND}"),
+        ((WHOLE, 0), (SECOND + READY, None), 20,
+         f"{INITIATOR} ended with exit code 0 after all rows were printed{ENDED_SECOND}"),
+        ((BOTH, None), (SECOND + READY, -9), 0, f"{TARGET} was ended by SIGKILL during the run{ENDED_FIRST}"),
+        ((LONELY, 1), (SECOND, None), 0, f"{INITIATOR} ended with exit code 1 before the ranks had met: Error in "
+         f"barrier wait x/ rank 0 completed 1/2 ranks{ENDED_SECOND}"),
+        ((BOTH, None), (SECOND + READY, -11), 3, f"{TARGET} was ended by SIGSEGV during the run{ENDED_FIRST}"),
+        ([(0, BOTH, None), (2, BOTH, -9)], (SECOND + READY, 3), 2, f"{INITIATOR} was ended by SIGKILL during the run"),
+    ],
+)  # fmt: skip
+def test_the_other_process_is_waited_for_if_it_may_be_the_cause(
+    first: Ended, second: Ended, seconds: float, reason: str, clock: list[float]
+) -> None:
+    with pytest.raises(NixlbenchError) as raised:
+        run(first, second)
+    assert raised.value.reason == reason
+    assert clock[0] - 100 == pytest.approx(seconds, abs=1)
 
 
 def test_a_port_that_is_taken_is_tried_again_five_times() -> None:
@@ -213,8 +277,12 @@ def test_a_port_that_is_taken_is_tried_again_five_times() -> None:
     assert raised.value.remedy == "let the ranks meet in an etcd: --nixl-nixlbench-runtime=ETCD"
 
 
+GONE = "the etcd in which nixlbench's processes meet is gone: it went"
+LOST = NixlPluginError("the host of rank 1 does not answer")
+
+
 @pytest.mark.parametrize(
-    ("cause", "kept", "remedy"),
+    ("cause", "remaining", "remedy"),
     [
         ("died", "", "read the last lines of its log below; the next row gets a new etcd"),
         ("stopped", "; 3 keys are still in it", "start that etcd again and repeat; this run removes the keys if the "
@@ -222,11 +290,33 @@ def test_a_port_that_is_taken_is_tried_again_five_times() -> None:
          "xferbench/g/"),
     ],
 )  # fmt: skip
-def test_an_etcd_that_is_gone_is_the_cause(cause: str, kept: str, remedy: str) -> None:
-    assert run((WHOLE, 0), (SECOND + READY, 0), Etcd("")).output.rows
-    gone = "the etcd in which nixlbench's processes meet is gone: it went"
-    for second, ended in (((SECOND, None), f"; pytest-nixl then ended {TARGET}"), ((SECOND, 0), "")):
-        with pytest.raises(NixlbenchError) as raised:
-            run((LONELY, 1), second, Etcd(cause))
-        assert (raised.value.reason, raised.value.remedy) == (f"{gone}{ended}{kept}", remedy)
-        assert raised.value.detail.startswith(f"its log\nthe last lines of {INITIATOR}:\n")
+@pytest.mark.parametrize(
+    ("first", "second", "only_after", "ended"),
+    [
+        ((FIRST, None), (SECOND, None), 0.0, f"; pytest-nixl then ended {INITIATOR} and {TARGET}"),
+        ((LONELY, 1), (SECOND, None), 10.0, f"; pytest-nixl then ended {TARGET}"),
+        ((LONELY, 1), (SECOND, 0), 10.0, ""),
+        ((FIRST, None), LOST, 10.0, f"; pytest-nixl then ended {INITIATOR}"),
+    ],
+)
+def test_an_etcd_that_is_gone_is_the_cause(
+    cause: str, remaining: str, remedy: str, first: Ended, second: Ended, only_after: float, ended: str
+) -> None:
+    etcd = Etcd(cause)
+    etcd.only_after = only_after
+    assert run((WHOLE, 0), (SECOND + READY, 0), etcd).output.rows
+    with pytest.raises(NixlbenchError) as raised:
+        run(first, second, etcd)
+    assert (raised.value.reason, raised.value.remedy) == (f"{GONE}{ended}{remaining}", remedy)
+    assert raised.value.detail.startswith(f"its log\nthe last lines of {INITIATOR}:\n")
+
+
+def test_an_etcd_that_is_not_gone_is_not_blamed() -> None:
+    with pytest.raises(NixlPluginError) as lost:
+        run((FIRST, None), LOST, Etcd(""))
+    assert lost.value is LOST
+    etcd = Etcd("stopped")
+    etcd.only_after = 10.0
+    with pytest.raises(NixlbenchError) as killed:
+        run((BOTH, None), (SECOND + READY, -9), etcd)
+    assert killed.value.reason == f"{TARGET} was ended by SIGKILL during the run{ENDED_FIRST}"

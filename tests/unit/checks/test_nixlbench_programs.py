@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -19,9 +20,11 @@ from pytest_nixl.checks.nixlbench.command import Meeting
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.hosts import LocalHost
 
 ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536).measured_by("nixlbench")
 FLAGS = [
@@ -55,10 +58,15 @@ class Rank:
 
 
 class Server:
-    """A double of the run's etcd."""
+    """A double of the run's etcd, and of what starts it."""
 
     def __init__(self, kind: str = "embedded", endpoint: str = "http://e:1") -> None:
         self.kind, self.endpoint = kind, endpoint
+        self.checked: list[bool] = []
+
+    def check(self, *, stopped: bool) -> None:
+        self.checked.append(stopped)
+        raise EtcdError("it has ended")
 
     def server(self) -> Server:
         return self
@@ -86,6 +94,7 @@ SECURED = (
     "nixlbench cannot use this run's etcd, because nixlbench speaks plaintext and sends no password; give "
     "--nixl-nixlbench-runtime=ASIO if this nixlbench has it"
 )
+NO_DRIVER = "DRAM:VRAM needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
 NO_PROGRAM = "has no nixlbench on its PATH, and --nixl-nixlbench PATH names none"
 WITH_ASIO = [*FLAGS, *ASIO]
 
@@ -129,6 +138,7 @@ def test_a_row_that_cannot_be_measured_has_a_reason(
     [
         ({}, WITH_ASIO, {}, "ASIO"),
         ({}, FLAGS, {}, "ETCD"),
+        ({}, FLAGS, {"server": Server("external")}, "ETCD"),
         ({"nixlbench_runtime": "ETCD"}, WITH_ASIO, {}, "ETCD"),
         ({}, WITH_ASIO, {"several": True}, "ASIO"),
         ({}, WITH_ASIO, {"several": True, "group": "an etcd"}, "ETCD"),
@@ -144,9 +154,10 @@ def test_the_processes_meet_in_an_etcd_or_at_a_port(
     monkeypatch.setattr(programs, "run_in", lambda *given: calls.append(("ETCD", *given)))
     monkeypatch.setattr(programs, "Group", lambda *given, **more: (*given, more))
     monkeypatch.setenv("UCX_PROTO_INFO", "n")
-    server = Server()
+    ranks = {"server": Server(), **ranks}
+    server = ranks["server"]
     settings = make_settings(iterations=16, warmup=1, nixlbench_args=("--num_iter=7",), timeout=9.0, **changes)
-    nixlbench = bench(settings, flags, flags, server=server, **ranks)
+    nixlbench = bench(settings, flags, flags, **ranks)
     nixlbench.run(ROW)
     [(given, tools, place, arguments, variables, timeout)] = calls
     assert (given, [tool.where for tool in tools]) == (
@@ -154,7 +165,8 @@ def test_the_processes_meet_in_an_etcd_or_at_a_port(
         ["nixlbench of rank 0 on h0", "nixlbench of rank 1 on h1"],
     )
     address = "10.0.0.1" if ranks.get("several") else "127.0.0.1"
-    assert place == (address if runtime == "ASIO" else (server, "http://e:1", "supervisor", {"our_server": server}))
+    our_server = {"our_server": server if server.kind == "embedded" else None}
+    assert place == (address if runtime == "ASIO" else (server, "http://e:1", "supervisor", our_server))
     assert timeout == 9.0
     assert variables["NIXL_ETCD_ENDPOINTS"] is None
     assert "UCX_PROTO_INFO" not in variables
@@ -170,14 +182,51 @@ def test_the_processes_meet_in_an_etcd_or_at_a_port(
     }  # fmt: skip
 
 
+def test_the_etcd_of_the_run_is_looked_at_after_a_row_that_failed(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it ended or was stopped, the next row gets another one."""
+    fault, server = NixlbenchError("the row failed"), Server()
+    monkeypatch.setattr(programs, "Group", MagicMock())
+    monkeypatch.setattr(programs, "run_in", MagicMock(side_effect=fault))
+    with bench(make_settings(), FLAGS, FLAGS, server=server) as nixlbench, pytest.raises(NixlbenchError) as raised:
+        nixlbench.run(ROW)
+    assert (raised.value, server.checked) == (fault, [True])
+
+
+@pytest.mark.parametrize(("driver", "obstacle"), [(True, None), (False, NO_DRIVER)])
+def test_a_row_of_gpu_memory_needs_the_driver(
+    driver: bool, obstacle: str | None, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "Path", lambda path: MagicMock(**{"exists.return_value": driver}))
+    with bench(make_settings(), WITH_ASIO, WITH_ASIO) as nixlbench:
+        assert nixlbench.obstacle(replace(ROW, memory=MemoryPair("DRAM", "VRAM"))) == obstacle
+
+
+def test_line_rates_are_those_of_the_initiators_cards(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nics = [SimpleNamespace(name=name, rate=rate, virtual=virtual) for name, rate, virtual in (
+        ("eth0", 1e9, False), ("eth1", None, False), ("veth0", 2e9, True))]  # fmt: skip
+    adapters = [SimpleNamespace(name="mlx5_0", rate=50e9), SimpleNamespace(name="mlx5_1", rate=None)]
+    monkeypatch.setattr(programs, "read_network", lambda root: SimpleNamespace(nics=nics))
+    monkeypatch.setattr(programs, "read_rdma", lambda root: adapters)
+    hosts = [Rank(0, FLAGS), LocalHost(cast("Any", None))]
+    cluster = cast("Any", SimpleNamespace(hosts=hosts))
+    nixlbench = Nixlbench(make_settings(), cluster, cast("Any", None), cast("Any", None))
+    assert nixlbench.line_rates(replace(ROW, pair=(1, 0))) == {"eth0": 1e9, "mlx5_0": 50e9}
+    assert nixlbench.line_rates(ROW) == {}, "of another host they are not known"
+
+
 def test_an_address_that_no_other_rank_can_reach_is_named(make_settings: Callable[..., Settings]) -> None:
     nixlbench = bench(make_settings(), WITH_ASIO, WITH_ASIO, several=True)
     with pytest.raises(NixlPluginError) as raised:
         nixlbench.run(replace(ROW, pair=(1, 0)))
     assert raised.value.reason == "rank 1 on b knows only its address 127.0.0.2, which the other rank cannot reach"
-    assert raised.value.remedy.startswith("name the etcd by an address that is not loopback, or give --nixl-nixlbench-")
+    assert raised.value.remedy == (
+        "name the etcd by an address that is not loopback, or give --nixl-nixlbench-runtime=ETCD"
+    )
     assert nixlbench.plain(ROW) == replace(ROW, backend="UCX")
-    assert nixlbench.line_rates(ROW) == {}
 
 
 @pytest.mark.parametrize("flags", [["backend"], ["start_block_size"], []])

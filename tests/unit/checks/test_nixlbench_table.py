@@ -98,20 +98,10 @@ def wrong_cuts(name: str, step: int = 1) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name",
-    # The next test has the texts without a table.
-    [name if name in TABLES else pytest.param(name, marks=pytest.mark.whole) for name in FILES],
-    ids=IDS,
-)
+@pytest.mark.parametrize("name", FILES, ids=IDS)
 def test_text_cut_off_at_any_byte_yields_only_complete_rows(name: str) -> None:
-    assert wrong_cuts(name) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in FILES if name not in TABLES])
-def test_text_without_a_table_yields_no_row_wherever_it_is_cut_off(name: str) -> None:
-    assert wrong_cuts(name, step=7) == []
+    """Of a text without a table, at each seventh byte."""
+    assert wrong_cuts(name, step=1 if name in TABLES else 7) == []
 
 
 def test_registrations_of_two_ranks_are_read() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,6 +78,7 @@ HUGE_PAGES = NORMAL.replace("Use hugepages (--use_hugepages=[0,1])              
         (NORMAL, 'pages = ["huge"]', "notify = each and huge pages or notify = last and huge pages",
          "--nixl-pages=base"),
         (HUGE_PAGES, 'notify = ["each"]\npages = ["base"]', "notify = each and base pages", "--nixl-pages=huge"),
+        (P5, 'notify = ["last"]', "notify = last", ""),
     ],
 )  # fmt: skip
 def test_a_floor_that_was_learned_under_other_conditions_judges_no_row_of_nixlbench(
@@ -87,9 +87,16 @@ def test_a_floor_that_was_learned_under_other_conditions_judges_no_row_of_nixlbe
     """Each transfer of nixlbench carries a notification, and its buffers are those of malloc; both take time."""
     run = judged(tmp_path, output, floor="100 GB/s", more=f"{learned}\n")
     assert verdicts(run) == [Verdict.NO_EXPECTATION] * 15
-    expected = f"UCX WRITE DRAM:DRAM of 4KiB: the profile expects something of rows with {needed} only, and those of "
-    assert run.results[0].reason.startswith(expected)
-    assert f"pytest_nixl.suites.bandwidth --nixl-notify=each {options} --benchmark-json=FILE" in run.results[0].remedy
+    row = "LIBFABRIC WRITE VRAM:VRAM" if output == P5 else "UCX WRITE DRAM:DRAM"
+    pages = options.replace("--nixl-pages=", " and ") + " pages" * bool(options)
+    assert run.results[0].reason == (
+        f"{row} of 4KiB: the profile expects something of rows with {needed} only, and those of nixlbench have "
+        f"notify = each{pages}, which takes another time"
+    )
+    assert run.results[0].remedy == (
+        "Learn a profile (pytest-nixl profile learn) from three runs of `pytest --pyargs pytest_nixl.suites.bandwidth "
+        f"{' '.join(filter(None, ('--nixl-notify=each', options)))} --benchmark-json=FILE`."
+    )
 
 
 @pytest.mark.parametrize(
@@ -582,10 +589,8 @@ def test_a_large_recording_is_read_in_a_stream(tmp_path: Path, filler: str) -> N
         for _ in range(20_000_000 // len(filler)):
             file.write(filler)
         file.write(f"\n{row}{tail}")
-    start = time.process_time()
     output = read_files([path])
     run = judge_run(output, profile(tmp_path))
-    assert time.process_time() - start < 30
     assert [(row.block, row.bandwidth) for row in output.rows] == [(65536, 0.015982e9)]
     assert verdicts(run) == [Verdict.PASS]
     assert len(output.report) + sum(map(len, output.warnings)) < 4 * 20_000 * 120

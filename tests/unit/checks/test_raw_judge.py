@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -49,6 +50,21 @@ FABRIC = (
     "and NIXL moves"
 )
 FAST = f"{RAW} moves 4 GB/s (32 Gb/s) {SAME}"
+NIXL_IS_SLOW = (
+    "The network is not the cause. Compare how NIXL and the raw tool run: their transports and devices "
+    "(UCX_PROTO_INFO=y), their versions of UCX, the agent's environment, the cores of its container (cpu.max), "
+    "--nixl-depth and --nixl-batch."
+)
+FABRIC_IS_SLOW = (
+    "Search for the fault with the raw tool alone, without NIXL: check the rate and errors of the interface (ethtool "
+    "DEVICE, ethtool -S DEVICE, rdma link), its MTU, a shaper (tc qdisc show dev DEVICE), and other traffic; then run "
+    "this again."
+)
+SAME_TRANSPORT = (
+    "Make both use the same transport: set it in the environment of every rank (UCX_TLS, UCX_NET_DEVICES; "
+    "FI_PROVIDER), and run this again."
+)
+DISTURBED = "Stop other processes on the machine and run this again."
 BUSY = "but other processes used 1.5 of the raw tool's cores"
 
 
@@ -63,37 +79,27 @@ BUSY = "but other processes used 1.5 of the raw tool's cores"
          f"{RAW} moves 0.5 GB/s (4 Gb/s) {SAME}", ""),
         (versus(1e9, 4e9, bound=0.5), "FAIL",
          f"NIXL is slow: it moves 1 GB/s (8 Gb/s), 25 % of the raw tool, and the profile requires 50 %: {FAST}",
-         "The network is not "),
+         NIXL_IS_SLOW),
         (versus(1e9, 4e9, bound=0.5, busy=1.5), "INCONCLUSIVE",
-         f"NIXL moves 1 GB/s (8 Gb/s) and {FAST}, {BUSY}", "Stop other processes on the "),
-        (versus(2e8, 4e9, failed=True), "FAIL",
-         f"NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the fabric carries: {FAST}", "The network is not "),
+         f"NIXL moves 1 GB/s (8 Gb/s) and {FAST}, {BUSY}", DISTURBED),
+        (versus(2e8, 4e9, failed=True, busy=DISTURBED_CORES), "FAIL",
+         f"NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the fabric carries: {FAST}", NIXL_IS_SLOW),
         (versus(2e8, 4e9, failed=True, busy=1.5), "INCONCLUSIVE",
-         f"NIXL moves 0.2 GB/s (1.6 Gb/s) and {FAST}, {BUSY}", "Stop other processes on the "),
-        (versus(8e7, 1e8, failed=True), "FAIL", f"{FABRIC} 80 % of it", "Search for the "),
-        (versus(5e7, 1e8, failed=True), "FAIL", f"{FABRIC} 50 % of it", "Search for the "),  # half is not "only"
-        (versus(2e7, 1e8, failed=True), "FAIL", f"{FABRIC} only 20 % of that", "Search for the "),
+         f"NIXL moves 0.2 GB/s (1.6 Gb/s) and {FAST}, {BUSY}", DISTURBED),
+        (versus(1e8, 1e9, failed=True), "FAIL", "NIXL is slow: it moves 0.1 GB/s (0.8 Gb/s), 10 % of what the fabric "
+         f"carries: {RAW} moves 1 GB/s (8 Gb/s) {SAME}", NIXL_IS_SLOW),
+        (versus(8e7, 1e8, failed=True), "FAIL", f"{FABRIC} 80 % of it", FABRIC_IS_SLOW),
+        (versus(5e7, 1e8, failed=True), "FAIL", f"{FABRIC} 50 % of it", FABRIC_IS_SLOW),  # half is not "only"
+        (versus(2e7, 1e8, failed=True), "FAIL", f"{FABRIC} only 20 % of that", FABRIC_IS_SLOW),
         (versus(2e9, 4e9, comparable=False), "NOT-APPLICABLE", OTHERWISE, ""),
-        (versus(2e9, 4e9, comparable=False, bound=0.1), "UNKNOWN", OTHERWISE, "Make both use the same transport: "),
-        (versus(2e8, 4e9, comparable=False, failed=True), "UNKNOWN", OTHERWISE, "Make both use the same transport: "),
+        (versus(2e9, 4e9, comparable=False, bound=0.1), "UNKNOWN", OTHERWISE, SAME_TRANSPORT),
+        (versus(2e8, 4e9, comparable=False, failed=True), "UNKNOWN", OTHERWISE, SAME_TRANSPORT),
     ],
 )  # fmt: skip
 def test_each_ratio_has_its_verdict_and_its_sentence(
     comparison: RawComparison, verdict: str, reason: str, remedy: str
 ) -> None:
-    judged = judge_ratio(comparison)
-    assert (judged.verdict.value, judged.reason) == (verdict, f"UCX WRITE DRAM:DRAM of 64KiB: {reason}")
-    assert judged.remedy.startswith(remedy)
-    assert bool(judged.remedy) is bool(remedy)
-
-
-def test_the_worst_row_decides_the_verdict_of_the_link() -> None:
-    good, bad = versus(2e9, 4e9), versus(2e8, 4e9, failed=True)
-    other = versus(2e9, 4e9, comparable=False)
-    assert judge_raw([good, bad, other]).verdict is Verdict.FAIL
-    assert "50 %" not in judge_raw([good, bad]).reason
-    assert judge_raw([good, other]).verdict is Verdict.PASS
-    assert judge_raw([other]).verdict is Verdict.NOT_APPLICABLE
+    assert judge_ratio(comparison) == Judgement(Verdict(verdict), f"UCX WRITE DRAM:DRAM of 64KiB: {reason}", remedy)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +121,6 @@ def test_transports_with_a_common_name_and_device_are_comparable(
     ours: tuple[str, ...], theirs: tuple[str, ...], same: bool
 ) -> None:
     assert same_way(ours, theirs) is same
-
-
-def test_limits_of_a_ratio_are_exact() -> None:
-    assert judge_ratio(versus(2e9, 4e9, bound=0.5)).verdict is Verdict.PASS, "at the bound"
-    assert judge_ratio(versus(1e8, 1e9, failed=True)).reason.count("NIXL is slow"), "the raw tool is at the floor"
-    assert judge_ratio(versus(1e8, 4e9, failed=True, busy=DISTURBED_CORES)).verdict is Verdict.FAIL
-    assert judge_ratio(versus(1e8, 4e9, failed=True, busy=DISTURBED_CORES + 0.01)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_without_a_profile_no_row_has_a_bound_or_a_floor() -> None:
@@ -169,10 +168,12 @@ def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
     assert UCX_PERFTEST.transports(two_lanes, WRITE, ()) == ("tcp/lo", "tcp/eth0")
 
 
-def test_another_unit_of_the_tool_is_refused() -> None:
+@pytest.mark.parametrize("rate", ["2860.00", "2600.00"])
+def test_another_unit_of_the_tool_is_refused(rate: str) -> None:
     """A version whose MB were 10^6 bytes would print 4.9 % more."""
-    with pytest.raises(ValueError, match=r"contradictory figures: 1048576 bytes in 366.636 us are not 2860.00 MB/s of"):
-        UCX_PERFTEST.read(SAID.replace("2727.50", "2860.00"), 1 << 20)
+    fault = f"contradictory figures: 1048576 bytes in 366.636 us are not {rate} MB/s of 2^20 bytes"
+    with pytest.raises(ValueError, match=f"^{re.escape(fault)}$"):
+        UCX_PERFTEST.read(SAID.replace("2727.50", rate), 1 << 20)
 
 
 #: Output of fi_rma_bw of libfabric 2.5.1, over its tcp provider.
@@ -185,8 +186,10 @@ bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec
 def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
     assert FI_RMA_BW.read(FABTESTS, 65536) == pytest.approx(15.60e6)
     assert FI_RMA_BW.transports(FABTESTS, WRITE, ("tcp/veth0",)) == ("tcp",)
-    with pytest.raises(ValueError, match=r"65536 bytes in 4200.91 us are not 14.88 MB/s of 10\^6 bytes"):
-        FI_RMA_BW.read(FABTESTS.replace("15.60", "14.88"), 65536)
+    for rate in ("14.88", "16.32"):
+        fault = f"contradictory figures: 65536 bytes in 4200.91 us are not {rate} MB/s of 10^6 bytes"
+        with pytest.raises(ValueError, match=f"^{re.escape(fault)}$"):
+            FI_RMA_BW.read(FABTESTS.replace("15.60", rate), 65536)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_a_few_rows_of_the_largest_depth_are_measured_again_and_failed_ones_of_o
     """Not those of another kind, batch or variant, nor those whose bytes say nothing about bandwidth."""
     first = [row(KIB << step, depth=4) for step in range(7)]
     first[4] = row(KIB << 4, depth=4, **SLOW)
-    others = [row(KIB << step, depth=4, pair=(0, rank), **SLOW) for rank in (2, 3, 4, 5) for step in (2, 1)]
+    others = [row(KIB << step, depth=4, pair=(0, rank), **SLOW) for rank in (2, 3, 4, 5) for step in (2, 0)]
     left_out = [
         row(KIB << 9, depth=1), row(KIB << 9, depth=4, batch=2), row(KIB << 9, depth=4, op="READ"),
         row(KIB << 9, depth=4, backend="LIBFABRIC"), row(KIB << 9, depth=4, memory=MemoryPair("DRAM", "VRAM")),
@@ -325,7 +328,7 @@ def test_a_few_rows_of_the_largest_depth_are_measured_again_and_failed_ones_of_o
         row(KIB << 9, depth=4, variant=(("load", "alone"), ("pattern", "incast:3"))),
         row(KIB << 3, depth=4, pair=(0, 6)),
     ]  # fmt: skip
-    result = compared(*left_out, *first, *others, several=True)
+    result = compared(*left_out, *others, *first, several=True)
     at = ("host 0", "host 1", "10.0.0.1")
     assert result.measured == [
         *((at, KIB << step) for step in (0, 3, 4, 6)),
@@ -386,7 +389,7 @@ def test_a_raw_tool_is_missing_where_it_is_not_installed_and_cannot_use_memory_t
         def start(arguments: list[str]) -> SimpleNamespace:
             help_requests.append(f"{place} {arguments}")
             lines = "  host - memory\n" + "  cuda - memory\n" * (place == "one")
-            return SimpleNamespace(final_output=lambda seconds: lines)
+            return SimpleNamespace(final_output=lambda seconds: lines if seconds == 10 else "")
 
         tool = MagicMock(where=place, is_installed=place in installed.split(), start=start)
         tool.__enter__.return_value = tool

@@ -37,6 +37,9 @@ MANY = [f"t.py::{number}" for number in range(6)]
         ({"tests": MANY}, {"tests": MANY[:1]}, [
             "rank 1 on b did not collect tests that rank 0 collected (t.py::1, t.py::2, t.py::3 and 2 more)",
         ]),
+        ({"tests": MANY[:5]}, {"tests": MANY[:1]}, [
+            "rank 1 on b did not collect tests that rank 0 collected (t.py::1, t.py::2, t.py::3, t.py::4)",
+        ]),
         ({"tests": []}, {"tests": MANY[:1]}, [
             "rank 1 on b collected tests that rank 0 did not collect (t.py::0)",
         ]),
@@ -60,3 +63,21 @@ def test_a_command_travels_whole_and_another_text_is_refused() -> None:
     ):
         with pytest.raises(StrictError):
             Command.unpacked(text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "beyond"),
+    [
+        ({"version": "v" * 256}, {"version": "v" * 257}),
+        ({"options": {"--nixl-op": "x" * 65_536}}, {"options": {"--nixl-op": "x" * 65_537}}),
+        ({"tests": ["t" * 65_536]}, {"tests": ["t" * 65_537]}),
+        ({"errors": 1 << 32}, {"errors": (1 << 32) + 1}),
+        ({"errors": 0}, {"errors": -1}),
+        ({"errors": 1}, {"errors": 0.5}),
+    ],
+)
+def test_a_command_of_another_rank_is_read_up_to_its_limits(limit: dict[str, Any], beyond: dict[str, Any]) -> None:
+    command = replace(FIRST, **limit)
+    assert Command.unpacked(command.packed()) == command
+    with pytest.raises(StrictError):
+        Command.unpacked(replace(FIRST, **beyond).packed())

@@ -205,7 +205,7 @@ def test_devices_that_ucx_may_use_are_printed_without_a_gpu_too(healthy: Tree) -
     facts = replace(facts, gpu=replace(facts.gpu, gpus=()), near=())
     port, down = Port(1, "ACTIVE", None, "Ethernet", {}, ()), Port(2, "DOWN", None, "Ethernet", {}, ())
     first, other, shut = (
-        replace(facts.rdma[0], name=f"mlx5_{number}", kind="mlx", ports=ports, closed=closed)
+        replace(facts.rdma[0], name=f"mlx5_{number}", kind="mlx5", ports=ports, closed=closed)
         for number, (ports, closed) in enumerate((((port, down), ""), ((down,), ""), ((port,), "Permission denied")))
     )
     [line] = near_lines(replace(facts, rdma=(first, other, shut)))

@@ -225,7 +225,7 @@ def test_an_rdma_device_is_read_with_its_ports(tmp_path: Path) -> None:
         "/sys/class/infiniband_verbs/abi_version": 6, f"{IB}/rxe0/ports/1/state": "",
     }  # fmt: skip
     device = RdmaDevice(
-        "mlx5_0", "mlx",
+        "mlx5_0", "mlx5",
         (
             Port(1, "ACTIVE", 12.5e9, "Ethernet", {"0": "fe80:0000::1", "2": "2001:db8::1"}, ("eth0",),
                  {"port_rcv_errors": 0, "symbol_error": 7, "rx_icrc_encapsulated": 3}),
@@ -245,11 +245,13 @@ def test_an_rdma_device_is_read_with_its_ports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "driver", "kind"),
     [
-        ("rocep23s0", "mlx5_core", "mlx"), ("mlx5_0", "", "mlx"), ("rdmap79s0", "", "efa"), ("ibp1s0", "efa", "efa"),
-        ("efa_0", "x", "efa"), ("rxe0", "", "rxe"), ("rocep1s0", "irdma", "irdma"),
+        ("rocep23s0", "mlx5_core", "mlx5"), ("mlx5_0", "", "mlx5"), ("rdmap79s0", "", "efa"), ("ibp1s0", "efa", "efa"),
+        ("efa_0", "x", "efa"), ("rxe0", "", "rxe"), ("mana_0", "mana", "mana"), ("bnxt_re0", "bnxt_en", "bnxt_re"),
+        ("rocep1s0", "ice", "irdma"), ("rocep1s0", "idpf", "irdma"), ("iwp1s0", "i40e", "irdma"),
+        ("qedr0", "qede", "qedr"), ("hns_0", "hns_roce_hw_v2", "hns"), ("hfi1_0", "hfi1", "hfi1verbs"),
     ],
 )  # fmt: skip
-def test_the_kind_of_an_rdma_device_is_that_of_its_driver(tmp_path: Path, name: str, driver: str, kind: str) -> None:
+def test_the_kind_of_an_rdma_device_is_its_provider(tmp_path: Path, name: str, driver: str, kind: str) -> None:
     files = {f"{IB}/{name}/ports/1/state": "4: ACTIVE", f"{IB}/{name}/device": f"->{CARD}"}
     files |= {f"{CARD}/driver": f"->/sys/bus/pci/drivers/{driver}"} if driver else {}
     assert [device.kind for device in read_rdma(root_of(tmp_path / "tree", files, uverbs={}))] == [kind]
