@@ -129,11 +129,11 @@ class EarlyCheck:
 def before_setup(item: pytest.Item) -> None:
     """Let pytest make no arguments for a check that already runs; let a test that measures wait for all checks."""
     running = item.session.stash.setdefault(_RUNNING, {})
-    if item.nodeid in running and isinstance(item, pytest.Function):
+    if (check := running.get(item.nodeid)) is not None:
         makers = {*_OPENED, *_fixtures_of(_package(item))}
-        for name in item.fixturenames:
+        for name in check.item.fixturenames:
             if name in makers:
-                item.funcargs.setdefault(name, None)  # pytest sets up only what has no value
+                check.item.funcargs.setdefault(name, None)  # pytest sets up only what has no value
     elif _measures(item):
         for check in running.values():  # pytest did not call these: their setup failed
             check.wait()
