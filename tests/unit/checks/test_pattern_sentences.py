@@ -31,6 +31,8 @@ JUDGED = Judgement(Verdict.WARN, "reason")
         (["suites/pattern/test_pattern.py::test_no_flow"], False, None),
         ([str(SUITE)], False, None),
         (["suites/patterns"], False, True),
+        (["suites/bandwidth/../pattern"], False, None),
+        (["suites/pattern/.."], False, True),
         (["suites.pattern"], True, None),
         (["suites.pattern.test_pattern"], True, None),
         (["suites.pattern"], False, True),

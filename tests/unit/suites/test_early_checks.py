@@ -41,8 +41,8 @@ LOG: list[str] = []
 
 @pytest.fixture(autouse=True, scope="module")
 def packages() -> None:
-    """Declare the fixtures of ``early_suites`` and of ``early_suites.faults``."""
-    for package, text in (("early_suites", OF_ALL), ("early_suites.faults", OF_SUITE)):
+    """Declare the fixtures of ``own.suites`` and of ``own.suites.faults``."""
+    for package, text in (("own.suites", OF_ALL), ("own.suites.faults", OF_SUITE)):
         functions: dict[str, Any] = {"__package__": package, "LOG": LOG}
         exec(text, functions)
         for function in [value for value in functions.values() if callable(value)]:
@@ -77,7 +77,7 @@ class Session:
         name: str,
         function: Callable[..., None] = lambda: None,
         *,
-        suite: str | None = "early_suites.faults",
+        suite: str | None = "own.suites.faults",
         waits: float | None = 0,
         fixtures: tuple[str, ...] = (),
         parameters: dict[str, Any] | None = None,
@@ -135,9 +135,9 @@ def test_an_argument_is_made_once_from_parameters_shared_values_and_the_fixtures
         assert [arguments["pair"] for _ in range(2)] == ["LIBFABRIC, of the run, within 60 s"] * 2
         assert log == ["seconds", "pair opens"]
     assert log == ["seconds", "pair opens", "pair ends"]
-    of_all = CheckArguments(session.item("test", suite="early_suites"), shared, ExitStack())
+    of_all = CheckArguments(session.item("test", suite="own.suites"), shared, ExitStack())
     assert (of_all["seconds"], of_all["settings"], of_all["backend"]) == (30, "of the run", "UCX")
-    other = CheckArguments(session.item("test", suite="early_suites.other"), shared, ExitStack())
+    other = CheckArguments(session.item("test", suite="own.suites.other"), shared, ExitStack())
     assert other["seconds"] == 30
 
 
