@@ -25,7 +25,7 @@ from pytest_nixl.fixtures.opened_etcd import opened_etcd, opened_etcd_proxies, o
 
 MARKER = "nixl_early"
 #: The packages whose checks measure. Nothing else runs meanwhile.
-_MEASURING = frozenset({"bandwidth", "control_path", "endurance", "kv_cache", "pattern"})
+_MEASURING = ("bandwidth", "control_path", "endurance", "kv_cache", "pattern")
 #: Fixtures that end a test with a verdict. In a thread they keep what they are called with.
 _CONCLUDE = ("verdict", "finding")
 #: Fixtures of the session that the arguments of checks are made of. They are safe in several threads.
@@ -201,7 +201,7 @@ def _measures(item: pytest.Item) -> bool:
 
 
 def _package(item: pytest.Item) -> str:
-    return str(getattr(getattr(item, "module", None), "__package__", None) or "")
+    return str(getattr(getattr(item, "module", None), "__package__", ""))
 
 
 def _fixtures_of(package: str) -> dict[str, Callable[..., Any]]:

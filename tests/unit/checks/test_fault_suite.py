@@ -38,14 +38,17 @@ SILENCE = [
     ([SILENT, KILLED], "LIBFABRIC-DEAD-TARGET-SILENT occurs and affects"),
     ([replace(SILENT, backend="UCX")], "FAIL"),
     ([SILENT, replace(SILENT, backend="UCX")], "FAIL"),
+    ([replace(KILLED, backend="LIBFABRIC")], "PASS"),
     ([SILENT, WRONG], "FAIL"),
+    ([WRONG, SILENT], "FAIL"),
     ([replace(SILENT, wrong_bytes=3)], "FAIL"),
 ]
 
 
 def of_finding(id: str, occurs: FaultOutcome, *more: FaultOutcome) -> list[tuple[list[FaultOutcome], str]]:
     """Return the rows of a finding; ``more`` looks like it but is another failure."""
-    bad = [[WRONG], [occurs, WRONG], [replace(occurs, unended=2)], *([outcome] for outcome in more)]
+    both = replace(occurs, unended=2)
+    bad = [[WRONG], [occurs, WRONG], [WRONG, occurs], [both], [GOOD, both], *([outcome] for outcome in more)]
     good = [([GOOD], f"{id} does not occur"), ([GOOD, occurs], f"{id} occurs"), ([occurs, GOOD], f"{id} occurs")]
     return [*good, *((outcomes, "FAIL") for outcomes in bad)]
 
@@ -343,6 +346,7 @@ def test_a_target_that_came_back_is_written_to_at_once_or_after_one_error(
     written = ["write initiator to new memory of target-again within 30 s"] * conclusion.startswith("PASS")
     assert couple.log == [WRITTEN, "target is killed", *written]
     couple.initiator.remove_remote_agent.assert_called_with("target-again")
+    couple.initiator.polled.assert_not_called()
     if written:
         couple.initiator.add_remote_agent.assert_called_with(couple.again.get_agent_metadata.return_value)
 

@@ -242,29 +242,36 @@ def test_the_checks_that_follow_start_and_each_is_concluded_in_its_turn(
 ) -> None:
     """Those that wait longest start first; what has no marker, is no function or follows a measurement does not."""
 
+    def conclude_third(verdict: Callable[..., None]) -> None:
+        log.append("third")
+        verdict("a judgement")
+
     def check(name: str, waits: float | None = 0, **options: Any) -> Any:
         return session.item(name, lambda: log.append(name), waits=waits, **options)
 
     check("before")
     first = check("first", fixtures=("nixl_etcd_server",))
-    second, third = check("second"), check("third", fixtures=("nixl_settings", "nixl_agent", "other"))
+    second = check("second", fixtures=("nixl_settings", "nixl_agent", "other"))
+    third = session.item("third", conclude_third, fixtures=("verdict",))
     plain = check("plain", None)
     check("of no function", of=pytest.Item)
-    slow, slower = check("slow", 2.5), check("slower", 3)
-    check("measures", suite="suites.bandwidth", fixtures=("nixl_cluster",))
+    slow, slower = check("slow", 2.5), check("slower", 3, fixtures=("other", "nixl_cluster"))
+    check("measures", suite="suites.bandwidth", fixtures=("nixl_etcd_server",))
     check("behind")
     values: list[str] = []
     session.stash[early.FIXTURES] = values.append
     assert early.call(first) is None
-    assert values == ["nixl_settings"]
+    assert values == ["nixl_settings", "nixl_cluster"]
     assert threads.options == [("early checks", True)] * 4
     threads.run()
     assert log == ["slower", "slow", "second", "third"]
     assert early.call(plain) is None
     assert early.call(first) is None, "they have started already"
+    decide = third.funcargs["verdict"] = MagicMock()
     for item in (second, third, slow, slower):
         early.before_setup(item)
         assert early.call(item) is True
+        assert decide.called is (item is not second)
     assert early.call(slower) is None, "it was concluded"
     assert log == ["slower", "slow", "second", "third"]
     assert len(threads.targets) == 4

@@ -231,7 +231,7 @@ def test_a_host_without_a_usable_gpu_is_not_applicable_only_if_it_has_none(
             "does not occur and affects: GPU memory is registered as GPU memory by UCX of rank 0, LIBFABRIC of rank 0",
         ),
         (2, set(), {("UCX", 1), ("LIBFABRIC", 0)}, "occurs and affects: LIBFABRIC on 0; UCX on 1"),
-        (2, {"UCX"}, {("LIBFABRIC", 0)}, "occurs and affects: LIBFABRIC on 0"),
+        (1, {"UCX"}, {("LIBFABRIC", 0)}, "occurs and affects: LIBFABRIC on 0"),
         (2, {"UCX", "LIBFABRIC"}, set(), None),
     ],
 )

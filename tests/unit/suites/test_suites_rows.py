@@ -307,7 +307,9 @@ def test_a_row_of_a_link_is_recorded_with_what_its_workers_say(
         "target_python": "3.12",
         "target_host": "node-b",
     }
-    assert scene.doubles.record_samples.mock_calls == ([call(scene.item, fixture, measured, more)] if fixture else [])
+    recorded = scene.doubles.record_samples.mock_calls
+    assert recorded == ([call(scene.item, fixture, measured, more)] if fixture else [])
+    assert all([*own.args[3]] == [*more] for own in recorded), "in the order of the ends and the names"
     assert scene.record.benchmarks == (["its statistics"] if plugin == "enabled" else [])
     assert fixture is None or fixture.has_error is False
 
