@@ -84,6 +84,7 @@ def test_a_culprit_is_looked_for_by_the_rules_of_the_rows(monkeypatch: pytest.Mo
 def test_a_row_is_measured_recorded_and_judged(cold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cold_link, rows = MagicMock(return_value="a link"), MagicMock(**{"judge.return_value": JUDGED})
     monkeypatch.setattr(test_cold, "cold_link", cold_link)
+    check: Callable[..., None]
     counts = {"block": 4096, "batch": 3, "depth": 2}
     if cold:
         check, row = test_cold.test_bandwidth_of_bytes_in_no_cache, SimpleNamespace(**counts)

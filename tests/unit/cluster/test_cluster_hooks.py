@@ -21,7 +21,7 @@ from pytest_nixl.model.conclusion import failed_beside, verdict_fields
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.settings import OPTIONS, Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.run import LiveRecord
 
@@ -167,8 +167,8 @@ def test_rank_0_joins_and_runs_its_tests_until_a_rank_is_lost(scene: Scene) -> N
     )
     assert command == cluster_hooks.command_of(settings, ["t.py::a", "t.py::b"], 2)
     assert (command.version, command.tests, command.errors) == (own_version(), ["t.py::a", "t.py::b"], 2)
+    assert command.options.keys() == {option.flag for option in OPTIONS if not option.per_rank}
     assert command.options["--nixl-timeout"] == "30s"
-    assert "--nixl-rank" not in command.options
     say("waiting")
     terminal = scene.terminal()
     assert terminal.mock_calls == [call.ensure_newline(), call.write_line("waiting"), call.flush()]
@@ -197,7 +197,10 @@ def test_a_peer_serves_rank_0_and_reports_the_verdict_as_one_test(
 ) -> None:
     scene.rank.serve.side_effect = [served]
     scene.rank.rank = 1
-    assert cluster_hooks.take_part(scene.session, scene.run) is True
+    try:
+        assert cluster_hooks.take_part(scene.session, scene.run) is True
+    except pytest.exit.Exception:  # it would end the run of this test, too
+        pytest.fail("the peer ends pytest")
     assert call.name_by_rank(scene.config, 1) in scene.log.mock_calls
     assert scene.lines() == ["rank 1 on node-b serves rank 0 on node-a"]
     lost = isinstance(served, NixlPluginError)
@@ -319,6 +322,7 @@ SLOW = "INCONCLUSIVE: UCX/READ/DRAM:DRAM/64B/batch1/depth1/0-1: slow"
             ["rank 0 on node-a ended with exit code 4: every rank ends with exit code 4"],
             "none",
         ),
+        ([], {"usable": False}, 5, None, [], "none"),
         (LISTED[1:], {"usable": False}, 1, None, [SLOW], "none"),
     ],
 )

@@ -71,6 +71,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_a_test_that_makes_a_check_or_uses_a_fixture_of_the_plugin_begins_it_once(scene: Scene) -> None:
+    other: Any
     for other in (scene.item("tmp_path", "nixl_rows"), SimpleNamespace(**{**vars(scene.item()), "fixturenames": ()})):
         plugin.pytest_itemcollected(other)
         plugin.pytest_generate_tests(MagicMock(config=scene.config, definition=other))
@@ -207,11 +208,12 @@ def test_only_tests_that_use_the_plugin_are_handed_on(scene: Scene) -> None:
 def ended(steps: Iterator[Any], value: object) -> Any:
     """Return what a wrapper of a hook makes of a value, or of an error of the hooks in it."""
     next(steps)
-    with pytest.raises(StopIteration) as end:
+    with pytest.raises(BaseException) as end:  # Ctrl-C would end the run of this test, too
         if isinstance(value, BaseException):
             steps.throw(value)  # type: ignore[attr-defined]
         else:
             steps.send(value)  # type: ignore[attr-defined]
+    assert isinstance(end.value, StopIteration)
     return end.value.value
 
 
@@ -278,13 +280,13 @@ def test_at_the_very_end_the_run_and_what_started_processes_are_closed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module that no test needed is not loaded for that."""
-    modules = {f"pytest_nixl.processes.{name}": getattr(scene.log, name) for name in ("worker_parent", "supervisor")}
-    monkeypatch.setattr(plugin, "sys", SimpleNamespace(modules={}))
+    modules: dict[str, Any] = {}
+    monkeypatch.setattr(plugin, "sys", SimpleNamespace(modules=modules))
     plugin.pytest_unconfigure(scene.config)
     assert scene.log.mock_calls == []
     hooks = scene.begin()
     scene.log.attach_mock(hooks, "hooks")
-    plugin.sys.modules = modules
+    modules |= {f"pytest_nixl.processes.{name}": getattr(scene.log, name) for name in ("worker_parent", "supervisor")}
     plugin.pytest_unconfigure(scene.config)
     assert scene.log.mock_calls == [
         call.hooks.unconfigure(),
@@ -313,6 +315,7 @@ PASTED = {"faults/test_x.py::test_a": "pytest_nixl.suites.faults.test_x::test_a"
             True,
         ),
         (["-v", "other.py"], {}, ["-v", "other.py"], ["other.py"], False),
+        (["other.py", "-v"], {}, ["other.py", "-v"], ["other.py"], False),
         (["-v", "tests"], PASTED, ["-v", "tests"], ["tests"], False),
     ],
 )
@@ -339,7 +342,7 @@ def test_a_pasted_name_of_a_test_of_the_suites_is_found(
 @pytest.mark.parametrize(
     ("closed", "arguments", "testpaths", "reopened"),
     [
-        (True, ["--nixl-gate"], [], True),
+        (True, ["--nixl-gate", "tests"], [], True),
         (True, ["pytest_nixl.suites"], ["tests"], True),
         (True, [], ["suites"], True),
         (True, ["tests"], ["tests"], False),

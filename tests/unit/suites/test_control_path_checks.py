@@ -247,6 +247,7 @@ def test_metadata_of_a_kv_cache_that_etcd_does_not_get_is_a_finding(
 ) -> None:
     """It is looked up until etcd has it or NIXL reports a refusal; what happens later is an error."""
     log: list[object] = []
+    settings, values = make_settings(), [*held]
     agent = MagicMock(**{"worker.output": lambda: output})
     agent.send_local_metadata.side_effect = lambda: log.append("publish again")
 
@@ -256,7 +257,7 @@ def test_metadata_of_a_kv_cache_that_etcd_does_not_get_is_a_finding(
 
     def lookup(key: str) -> bytes | None:
         log.append(key)
-        return held.pop(0) if len(held) > 1 else held[0]
+        return values.pop(0) if len(values) > 1 else values[0]
 
     namespace = MagicMock(
         **{
@@ -270,7 +271,7 @@ def test_metadata_of_a_kv_cache_that_etcd_does_not_get_is_a_finding(
     monkeypatch.setattr(test_published, "register_regions", register)
     monkeypatch.setattr(test_published, "describe_oversize", lambda *arguments: f"{[*arguments]}")
     monkeypatch.setattr(test_published, "regions_of", lambda plan: {settings.kv_plan: 160}[plan])
-    settings, check = make_settings(), test_published.test_the_metadata_of_a_kv_cache_fits_into_etcd
+    check = test_published.test_the_metadata_of_a_kv_cache_fits_into_etcd
     if "affects" in conclusion:
         done = conclusion_of(check, namespace=namespace, nixl_settings=settings)
         assert done == f"NIXL-ETCD-OVERSIZE {conclusion}"

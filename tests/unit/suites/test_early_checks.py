@@ -225,8 +225,12 @@ def test_a_conclusion_waits_for_the_end_of_the_body(session: Session) -> None:
         ended.append("body")
 
     check = EarlyCheck(session.item("test", body), {})
-    worker = threading.Thread(target=check.run)
-    waiter = threading.Thread(target=lambda: (check.conclude(), ended.append("conclusion")))
+
+    def conclude() -> None:
+        check.conclude()
+        ended.append("conclusion")
+
+    worker, waiter = threading.Thread(target=check.run), threading.Thread(target=conclude)
     worker.start()
     assert began.wait(60)
     waiter.start()

@@ -181,8 +181,9 @@ class Scene:
             "judge_row",
         ):
             monkeypatch.setattr(conftest, name, getattr(self.doubles, name))
-        self.item: Any = SimpleNamespace(nodeid="a test")
-        self.rows = conftest.Rows(self.item, self.run, self.profile, other, benchmark)
+        item: Any = SimpleNamespace(nodeid="a test")
+        self.item = item
+        self.rows = conftest.Rows(item, self.run, self.profile, other, benchmark)
 
 
 def samples(key: str = "a key", values: int = 1, corruption: str | None = None) -> Any:
@@ -244,7 +245,8 @@ def test_a_row_of_two_images_is_measured_in_turn_while_both_are_right_and_one_mo
     scene = Scene(monkeypatch, other=other, fewest_launches=1)
     scene.doubles.another_launch.return_value, scene.doubles.another_to_compare.return_value = undecided, False
     scene.doubles.alternate.return_value = ("samples of ours", "of the other")
-    assert scene.rows.measure(own_link, 4096, batch=3, depth=2) == "samples of ours"
+    measured: Any = scene.rows.measure(own_link, 4096, batch=3, depth=2)
+    assert measured == "samples of ours"
     other.link.assert_called_once_with("UCX", "READ", "memory", agent_options="options", footprint=64)
     assert scene.doubles.alternate.mock_calls == [call(own_link, other_link, 4096, batch=3, depth=2, needs_another=ANY)]
     assert scene.record.other_versions == {"nixl": "initiator-other target"}

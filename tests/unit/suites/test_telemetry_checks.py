@@ -187,7 +187,7 @@ def test_a_shared_port_is_a_finding_and_one_that_another_process_took_a_verdict(
     make_settings: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    doubles = {
+    doubles: dict[str, Any] = {
         "deployment_port": MagicMock(return_value=port),
         "Agents": MagicMock(),
         "LocalHost": lambda own: ("host", own),
