@@ -321,7 +321,7 @@ def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_ch
     hosts = [MagicMock(**{"start.return_value": worker}) for worker in workers]
     plain = json.loads(json.dumps(HostDevices("a", CARDS, P5.gpu.gpus, "").plain()))
     cluster: Any = SimpleNamespace(hosts=[*hosts, None], ask={"devices": [plain, plain]}.__getitem__)
-    visible = {0: GPUS[:3], 1: GPUS[4:6]}
+    visible = {0: GPUS[:2], 1: GPUS[4:7]} if chosen else {0: GPUS[:3], 1: GPUS[4:6]}
     monkeypatch.setattr(gpus_together, "gpus", lambda worker, memory: visible[worker.rank])
     judge = MagicMock(side_effect=[Judgement(Verdict.PASS, "first"), Judgement(Verdict.FAIL, "second", "mend it")])
     monkeypatch.setattr(gpus_together, "measure_gpus", judge)
@@ -350,10 +350,12 @@ def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_ch
         assert worker.kill.call_count == 2
     visible[1] = GPUS[4:5]
     judge.side_effect = [Judgement(Verdict.PASS, "")]
-    with pytest.raises(
-        NotApplicableError, match=r"^only one GPU is visible, H100 0000:97:00\.0, but this check needs two"
-    ):
-        judge_gpus_together(run, settings, cluster, pairs, profile)
+    for reason, text in (("", ""), ("CUDA_VISIBLE_DEVICES=4", " (CUDA_VISIBLE_DEVICES=4)")):
+        hidden: Any = SimpleNamespace(why=reason)
+        monkeypatch.setattr(gpus_together, "visible", lambda gpus, environ, hidden=hidden: hidden)
+        with pytest.raises(NotApplicableError) as error:
+            judge_gpus_together(run, settings, cluster, pairs, profile)
+        assert error.value.reason == f"only one GPU is visible, H100 0000:97:00.0, but this check needs two{text}"
     run.links = links[-1:]
     with pytest.raises(NotApplicableError, match=r"^no GPU memory is requested: --nixl-memory has no VRAM"):
         judge_gpus_together(run, settings, cluster, pairs, profile)
