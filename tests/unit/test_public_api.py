@@ -30,8 +30,8 @@ def test_a_type_checker_sees_what_is_exported_and_each_name_is_that_of_its_modul
         if f"{node.module}".startswith("pytest_nixl.")
     ]
     names = [f"{name}" for _, name in imports]
-    for name in ("__all__", "Agents"):
-        monkeypatch.delitem(vars(pytest_nixl), name, raising=False)
+    for loaded in ("__all__", "Agents"):
+        monkeypatch.delitem(vars(pytest_nixl), loaded, raising=False)
     assert sorted(["__version__", *names]) == pytest_nixl.__all__
     assert [name for name in pytest_nixl.__all__ if name not in dir(pytest_nixl)] == []
     assert [name for name in vars(pytest_nixl) if name not in dir(pytest_nixl)] == []

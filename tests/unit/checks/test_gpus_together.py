@@ -41,7 +41,7 @@ from pytest_nixl.checks.bandwidth.gpus_together import (
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.devices import FAR, SWITCH, GpuNics, HostDevices
 from pytest_nixl.host.rdma import RdmaDevice
-from pytest_nixl.judge.concurrent import QUIET, ConcurrentRates, at_once, measure_at_once, spread, starving
+from pytest_nixl.judge.concurrent import QUIET, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
@@ -211,35 +211,6 @@ def test_no_card_is_far_from_a_gpu_whose_nearest_card_is_unknown(near: GpuNics |
     pair = lane(1, transports=("rc_mlx5/far3:1",))
     assert pair.astray == ("far3",)
     assert replace(pair, initiator=replace(pair.initiator, near=near)).astray == ()
-
-
-@pytest.mark.parametrize(
-    ("tries", "starved", "measured"),
-    [
-        ([[9, 9, 9, 9]], None, 1),
-        ([[9, 9, 4, 9], [9, 9, 4, 9], [9, 9, 4, 9]], 2, 3),
-        ([[9, 9, 4, 9], [9, 9, 9, 9]], None, 2),  # something else had taken its share
-        ([[9, 9, 4, 9], [9, 4, 9, 9]], None, 2),  # another one: no fault of either
-        ([[9, 9, 4, 9], [9, 9, 4, 9], [9, 9, 5, 9]], None, 3),
-    ],
-)
-def test_a_gpu_counts_as_starved_only_if_all_measurements_agree(
-    tries: list[list[float]], starved: int | None, measured: int
-) -> None:
-    waiting = iter(tries)
-    measurements: list[list[float]] = []
-
-    def measure() -> list[float]:
-        measurements.append(next(waiting))
-        return measurements[-1]
-
-    assert spread(measure) == ConcurrentRates(tuple(tries[measured - 1]), starved)
-    assert len(measurements) == measured
-
-
-def test_a_gpu_below_half_of_the_median_starves() -> None:
-    assert starving([10.0, 10.0, 5.0]) is None
-    assert starving([10.0, 10.0, 4.9]) == 2
 
 
 def test_a_profile_gives_the_scaling_of_gpus(tmp_path: Path) -> None:
