@@ -80,5 +80,5 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def test_a_wheels_suites_and_other_packages_are_left_to_pytest(name: str, ours: bool) -> None:
     """The tests of the suites have assertions whose values pytest shows. In a clone they are not in the package."""
     [importer] = [importer for importer in sys.meta_path if f"{importer}" == "<class 'pytest_nixl._PlainImports'>"]
-    spec = importer.find_spec(name, [str(SOURCE.parent)])
+    spec = importer.find_spec(name, [str(SOURCE.parent), str(ROOT / "suites")])
     assert (spec is not None and spec.origin) == (str(SOURCE.parent / "plugin.py") if ours else False)

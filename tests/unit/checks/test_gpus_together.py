@@ -40,6 +40,7 @@ from pytest_nixl.checks.bandwidth.gpus_together import (
 )
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.devices import FAR, SWITCH, GpuNics, HostDevices
+from pytest_nixl.host.gpu import GpuFacts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.judge.concurrent import QUIET, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
@@ -115,9 +116,12 @@ def test_an_unusable_card_is_assigned_to_no_gpu(bad: RdmaDevice) -> None:
     assert seats(GPUS, P5.gpu.gpus, cards)[0].nics == ("rdmap80s0", "rdmap81s0", "rdmap82s0")
 
 
-def test_a_gpu_with_an_unknown_position_has_no_card() -> None:
-    [seat] = seats([replace(GPUS[0], pci="0000:00:1e.0")], P5.gpu.gpus, CARDS)
-    assert (seat.near, seat.nics, seat.variables(), str(seat)) == (None, (), {}, "GPU 0 (0000:00:1e.0)")
+@pytest.mark.parametrize(
+    ("pci", "gpu_facts"), [("0000:00:1e.0", P5.gpu.gpus), (GPUS[0].pci, [replace(P5.gpu.gpus[0], path="")])]
+)
+def test_a_gpu_with_an_unknown_position_has_no_card(pci: str, gpu_facts: Sequence[GpuFacts]) -> None:
+    [seat] = seats([replace(GPUS[0], pci=pci)], gpu_facts, CARDS)
+    assert (seat.near, seat.nics, seat.variables(), str(seat)) == (None, (), {}, f"GPU 0 ({pci})")
 
 
 # The verdict on their bandwidth
