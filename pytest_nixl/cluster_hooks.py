@@ -125,7 +125,7 @@ def leave_group(session: pytest.Session, run: Run) -> list[str]:
     code = int(session.exitstatus)
     when = "" if rank_session.faults else " after the last check"
     message = rank_session.finish(
-        rank_session.ending or Ending(code, _verdict(run, code), verdict_fields=_conclusion(run, code))
+        rank_session.ending or Ending(code, _verdict(run, rank_session, code), verdict_fields=_conclusion(run, code))
     )
     if rank_session.faults and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -158,7 +158,7 @@ def _conclusion(run: Run, code: int) -> dict[str, Any]:
     return conclusion if code == pytest.ExitCode.OK else failed_beside(conclusion, code)
 
 
-def _verdict(run: Run, code: int) -> str:
+def _verdict(run: Run, rank_session: RankSession, code: int) -> str:
     collected, last = run.record, []
     if run.usable and not collected.results and not collected.interrupted:
         last = [f"no NIXL check ran; the tests of rank 0 ended with exit code {code}"]
@@ -166,8 +166,8 @@ def _verdict(run: Run, code: int) -> str:
         last = [
             summary_line(collected.results, gate=run.settings.gate, interrupted=collected.interrupted, code=code).text
         ]
-    if run.rank_session is not None and not _whole(code):
-        ended = f"{run.rank_session.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
+    if not _whole(code):
+        ended = f"{rank_session.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
         return "\n".join([*last, ended])
     bad = [result for result in collected.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
     lines = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_MOST_NAMED]]

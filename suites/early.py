@@ -25,7 +25,7 @@ from pytest_nixl.fixtures.opened_etcd import opened_etcd, opened_etcd_proxies, o
 
 MARKER = "nixl_early"
 #: The packages whose checks measure. Nothing else runs meanwhile.
-_MEASURING = frozenset({"bandwidth", "control_path", "endurance", "kv_cache", "pattern"})
+_MEASURING = ("bandwidth", "control_path", "endurance", "kv_cache", "pattern")
 #: Fixtures that end a test with a verdict. In a thread they keep what they are called with.
 _CONCLUDE = ("verdict", "finding")
 #: Fixtures of the session that the arguments of checks are made of. They are safe in several threads.
@@ -129,11 +129,11 @@ class EarlyCheck:
 def before_setup(item: pytest.Item) -> None:
     """Let pytest make no arguments for a check that already runs; let a test that measures wait for all checks."""
     running = item.session.stash.setdefault(_RUNNING, {})
-    if item.nodeid in running and isinstance(item, pytest.Function):
+    if (check := running.get(item.nodeid)) is not None:
         makers = {*_OPENED, *_fixtures_of(_package(item))}
-        for name in item.fixturenames:
+        for name in check.item.fixturenames:
             if name in makers:
-                item.funcargs.setdefault(name, None)  # pytest sets up only what has no value
+                check.item.funcargs.setdefault(name, None)  # pytest sets up only what has no value
     elif _measures(item):
         for check in running.values():  # pytest did not call these: their setup failed
             check.wait()
@@ -201,7 +201,7 @@ def _measures(item: pytest.Item) -> bool:
 
 
 def _package(item: pytest.Item) -> str:
-    return str(getattr(getattr(item, "module", None), "__package__", None) or "")
+    return str(getattr(getattr(item, "module", None), "__package__", ""))
 
 
 def _fixtures_of(package: str) -> dict[str, Callable[..., Any]]:

@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def nixlbench_rows(run: Run) -> Iterator[RowKey]:
     """Yield the keys of the rows that nixlbench measures: the smallest, a middle and the largest block of each link."""
     blocks = sorted(run.settings.blocks)
-    sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
+    sizes = blocks[0], blocks[len(blocks) // 2], blocks[-1]
     name = label(run.settings.nixlbench_args)
     every = product(run.links, sizes, run.settings.batch, run.settings.depth)
     # nixlbench creates its agents itself.

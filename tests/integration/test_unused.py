@@ -7,10 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from helpers.cli_run import ROOT, WITHOUT
+from helpers.cli_run import WITHOUT
 from helpers.pytester_run import PLUGIN, run_pytest
-
-import pytest_nixl
 
 #: Of ours, what the table of options, the hooks and the fixtures' names need.
 NEEDED = {
@@ -104,13 +102,6 @@ def test_pytest_rewrites_no_module_but_those_of_the_suites(pytester: pytest.Pyte
     assert any(name.endswith("suites.control_path.test_control_path") for name in rewritten)
     # pytest loads the package before any code of it runs.
     assert of_ours({name for name in rewritten if "suites" not in name}) == {"pytest_nixl"}
-
-
-def test_a_wheels_suites_are_left_to_pytest() -> None:
-    """Their tests have assertions whose values pytest shows. In a clone they are not part of the package."""
-    assert pytest_nixl._PlainImports.find_spec("pytest_nixl.suites.conftest", [str(ROOT / "suites")]) is None
-    spec = pytest_nixl._PlainImports.find_spec("pytest_nixl.plugin", [str(ROOT / "pytest_nixl")])
-    assert spec is not None
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ def cold_rows(run: Run) -> dict[str, RowKey]:
     if settings.footprint is not None:
         return {}
     blocks = sorted(block for block in settings.blocks if block >= LEAST_BLOCK) or [max(settings.blocks)]
-    sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
+    sizes = blocks[0], blocks[len(blocks) // 2], blocks[-1]
     footprint, _ = automatic_footprint(settings.blocks, settings.batch, settings.depth)
     links = [link for link in run.links if not BACKENDS[link.backend].STORAGE]
     rows = {}

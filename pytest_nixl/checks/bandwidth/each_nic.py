@@ -245,7 +245,7 @@ def judge_each_nic(run: Run, settings: Settings, cluster: Cluster) -> Judgement:
     trial = _Rows(settings, cluster, [(link.op, link.memory) for link in links])
     with ThreadPoolExecutor(min(len(trial.hosts), MOST_PAIRS)) as pool:
         judgements = list(pool.map(trial.judge, trial.hosts))
-    reasons = "; ".join(dict.fromkeys(judgement.reason for judgement in judgements))
+    reasons = "; ".join(judgement.reason for judgement in judgements)
     worst = most_severe(judgements)
     if worst.verdict is Verdict.PASS:  # a host whose devices could not be measured has not passed
         worst = next((judgement for judgement in judgements if judgement.verdict is Verdict.NOT_APPLICABLE), worst)
@@ -293,12 +293,11 @@ class _Rows:
     def judge(self, ranks: tuple[int, int]) -> Judgement:
         """Measure and judge the devices of two hosts, or of one."""
         initiators, targets = (self._nics[rank] for rank in ranks)
-        pairs = [NicPair(nic, nic) for nic in initiators] if self._one_host else nic_pairs(initiators, targets)
         where = "" if self._one_host else f" from {initiators[0].host} to {targets[0].host}"
         subject = f"UCX {self._memory} of {format_size(self._block)}{where}"
         measure = NicLinks(self._cluster.hosts, self._settings, self._ops, self._memory, one_host=self._one_host)
         try:
-            return NicTrial(subject, pairs, measure).judge()
+            return NicTrial(subject, nic_pairs(initiators, targets), measure).judge()
         finally:
             measure.close()
 

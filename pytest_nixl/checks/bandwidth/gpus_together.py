@@ -187,7 +187,7 @@ def measure_gpus(
     :param scaling: as in :func:`judge_gpus`.
     """
     names = [f"{first} to GPU {second.gpu.number}" for first, second in seated]
-    alone = [measure_at_once([link], block, depth)[0] for link in links]
+    alone = [samples for link in links for samples in measure_at_once([link], block, depth)]
     together: list[Samples] = []
 
     def rates() -> list[float]:

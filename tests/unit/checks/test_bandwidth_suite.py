@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of the suite ``bandwidth`` that judge more than one row pass on what they get, and end as it is judged."""
+"""The checks of the suite ``bandwidth`` pass on what they get, record it, and end as it is judged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import pytest
 from helpers.suite_calls import conclusion_of
 
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from suites.bandwidth import test_cold, test_gpus, test_integrity, test_nics, test_ranks, test_raw
+from suites.bandwidth import (
+    test_bandwidth,
+    test_cold,
+    test_gpus,
+    test_integrity,
+    test_nics,
+    test_ranks,
+    test_raw,
+)
 
 JUDGED = Judgement(Verdict.WARN, "reason")
 
@@ -20,16 +28,32 @@ JUDGED = Judgement(Verdict.WARN, "reason")
 @pytest.mark.parametrize(
     ("module", "judge", "check", "names"),
     [
-        (test_gpus, "judge_gpus_together", "test_gpus_do_not_hold_each_other_up",
-         "nixl_run nixl_settings nixl_cluster nixl_launches profile"),
-        (test_nics, "judge_each_nic", "test_each_nic_moves_what_the_others_move",
-         "nixl_run nixl_settings nixl_cluster"),
-        (test_ranks, "judge_pairs_together", "test_pairs_do_not_hold_each_other_up",
-         "nixl_run nixl_settings nixl_cluster nixl_launches"),
-        (test_integrity, "judge_every_transfer", "test_the_bytes_of_every_transfer_are_right",
-         "nixl_link nixl_settings"),
+        (
+            test_gpus,
+            "judge_gpus_together",
+            "test_gpus_do_not_hold_each_other_up",
+            "nixl_run nixl_settings nixl_cluster nixl_launches profile",
+        ),
+        (
+            test_nics,
+            "judge_each_nic",
+            "test_each_nic_moves_what_the_others_move",
+            "nixl_run nixl_settings nixl_cluster",
+        ),
+        (
+            test_ranks,
+            "judge_pairs_together",
+            "test_pairs_do_not_hold_each_other_up",
+            "nixl_run nixl_settings nixl_cluster nixl_launches",
+        ),
+        (
+            test_integrity,
+            "judge_every_transfer",
+            "test_the_bytes_of_every_transfer_are_right",
+            "nixl_link nixl_settings",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_check_ends_with_the_judgement_of_its_room(
     module: Any, judge: str, check: str, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,20 +73,25 @@ def test_a_culprit_is_looked_for_by_the_rules_of_the_rows(monkeypatch: pytest.Mo
     judged.assert_called_once_with("run", "cluster", "launches", "more", "judge")
 
 
-def test_a_cold_row_is_measured_recorded_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, rows = MagicMock(), MagicMock()
-    rows.judge.return_value = JUDGED
-    monkeypatch.setattr(test_cold, "cold_link", link)
-    row: Any = SimpleNamespace(block=4096, batch=3, depth=2)
-    arguments: dict[str, Any] = {"nixl_settings": "settings", "nixl_launches": "launches"}
-    check = test_cold.test_bandwidth_of_bytes_in_no_cache
-    assert conclusion_of(check, cold_row=row, nixl_rows=rows, **arguments) == "WARN: reason"
-    link.assert_called_once_with(row, "settings", "launches")
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_row_is_measured_recorded_and_judged(cold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold_link, rows = MagicMock(return_value="a link"), MagicMock(**{"judge.return_value": JUDGED})
+    monkeypatch.setattr(test_cold, "cold_link", cold_link)
+    check: Callable[..., None]
+    counts = {"block": 4096, "batch": 3, "depth": 2}
+    if cold:
+        check, row = test_cold.test_bandwidth_of_bytes_in_no_cache, SimpleNamespace(**counts)
+        arguments: dict[str, Any] = {"cold_row": row, "nixl_settings": "settings", "nixl_launches": "launches"}
+    else:
+        check, arguments = test_bandwidth.test_bandwidth, {"nixl_link": "a link", **counts}
+    assert conclusion_of(check, nixl_rows=rows, **arguments) == "WARN: reason"
+    assert cold_link.mock_calls == ([call(row, "settings", "launches")] if cold else [])
     samples = rows.measure.return_value
     assert rows.mock_calls == [
-        call.measure(link.return_value, 4096, batch=3, depth=2), call.record(samples, link.return_value),
+        call.measure("a link", 4096, batch=3, depth=2),
+        call.record(samples, "a link"),
         call.judge(samples),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_ratios_of_a_raw_tool_are_recorded_with_their_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +109,7 @@ def test_the_ratios_of_a_raw_tool_are_recorded_with_their_test(monkeypatch: pyte
     ("module", "function", "argument", "nothing"),
     [(test_cold, "cold_rows", "cold_row", {"None": None}), (test_raw, "link_kinds", "link_kind", {"1": None})],
 )
-def test_each_row_of_a_usable_run_is_a_parameter_with_its_name(
+def test_each_cold_row_or_link_of_a_usable_run_is_a_parameter_with_its_name(
     module: Any, function: str, argument: str, nothing: dict[str, None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that cannot be used has one parameter, so that the test says why."""

@@ -67,7 +67,12 @@ def rate(value: float, contention: float = 0.0) -> NicRow:
 
 def judged(pairs: list[NicPair], moves: Moves) -> Judgement:
     counts: dict[NicPair, Iterator[int]] = {}
-    return NicTrial("rows", pairs, lambda pair: moves(pair, next(counts.setdefault(pair, count())))).judge()
+
+    def measure(pair: NicPair) -> NicRow:
+        assert (pair.initiator.rank, pair.target.rank) == (pairs[0].initiator.rank, pairs[0].target.rank)
+        return moves(pair, next(counts.setdefault(pair, count())))
+
+    return NicTrial("rows", pairs, measure).judge()
 
 
 def bad(*devices: Nic, row: NicRow) -> Moves:
@@ -170,6 +175,31 @@ def test_two_slow_devices_of_eight_are_both_named() -> None:
     assert [f"mlx5_{number}:1 of node-a (rank 0) moves" in judgement.reason for number in range(8)] == [
         number in (3, 6) for number in range(8)
     ]
+    assert "link mlx5_3/1`" in judgement.remedy
+
+
+def test_only_a_bad_device_is_measured_again_with_the_fastest_devices_of_its_kind() -> None:
+    rates = {FIRST[0]: 25e9, FIRST[1]: 40e9, FIRST[2]: 40e9, FIRST[3]: 90e9}
+    measured: list[NicPair] = []
+
+    def moves(pair: NicPair, before: int) -> NicRow:
+        measured.append(pair)
+        return rate(rates[pair.initiator])
+
+    assert judged(LOOPS, moves).verdict is Verdict.PASS
+    assert measured == LOOPS
+    other_kind = [replace(nic, kind=("mlx", 1e11)) for nic in (FIRST[1], OTHER[1])]
+    pairs = [ACROSS[0], NicPair(*other_kind), *ACROSS[2:]]
+    rows = dict(zip(pairs[1:], (rate(100e9), NicRow({"WRITE": 50e9, "READ": 41e9}), rate(45e9)), strict=True))
+    crossed: list[NicPair] = []
+
+    def moves_or_fails(pair: NicPair, before: int) -> NicRow:
+        if pair not in pairs:
+            crossed.append(pair)
+        return rows.get(pair, BROKEN)
+
+    judged(pairs, moves_or_fails)
+    assert crossed == [NicPair(FIRST[0], OTHER[2]), NicPair(FIRST[2], OTHER[0])]
 
 
 def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error() -> None:
@@ -239,13 +269,15 @@ def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: st
     card = facts_of("p5.48xl").rdma[0]
 
     def port(number: int, state: str) -> Port:
-        return Port(number, state, None, "InfiniBand", {}, ())
+        return Port(number, state, number * 1e9, "InfiniBand", {}, ())
 
     cards = (
         replace(card, name="mlx5_0", kind="mlx", ports=(port(1, "ACTIVE"), port(2, "ACTIVE"))),
         replace(card, name="mlx5_1", kind="mlx", ports=(port(1, "DOWN"),)),
     )
-    reasons = {nic.device: reason for nic, reason in ports(HostDevices("node-a", cards, (), chosen), 0)}
+    nics = list(ports(HostDevices("node-a", cards, (), chosen), 0))
+    assert [nic.kind for nic, _ in nics] == [("mlx", 1e9), ("mlx", 2e9), ("mlx", 1e9)]
+    reasons = {nic.device: reason for nic, reason in nics}
     assert {device: reason for device, reason in reasons.items() if reason} == left_out
 
 
@@ -272,7 +304,10 @@ def judge(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Judge
         monkeypatch.setattr(each_nic, "read_rdma", lambda _: facts_of("p5.48xl").rdma if cards is None else cards)
         monkeypatch.setattr(each_nic, "NicLinks", rows)
         cluster = SimpleNamespace(ask={"devices": answers}.__getitem__, hosts=hosts)
-        settings = replace(read_settings(pytestconfig, environ={}), blocks=(4096, 65536), batch=(1, 4), duration=3.0)
+        settings = replace(
+            read_settings(pytestconfig, environ={}),
+            blocks=(4096, 65536), batch=(1, 4), duration=3.0, timeout=7.0, start_timeout=9.0,
+        )  # fmt: skip
         return judge_each_nic(cast(Run, SimpleNamespace(links=links)), settings, cast(Cluster, cluster))
 
     return judge_hosts
@@ -355,6 +390,13 @@ def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(judge: Ju
     pairs.clear()
     judge([answers[2], answers[4]], MagicMock(side_effect=measure), USUAL)
     assert pairs == {f"m{number}:1 of b (rank 0) to m0:1 of rank 1 (rank 1)" for number in (0, 1)}
+    pairs.clear()
+    judge([host(name, "m0", "m1") for name in "abde"], MagicMock(side_effect=measure), USUAL)
+    assert {pair.partition(" of ")[2] for pair in pairs} == {
+        f"{first} (rank {rank}) to {device}:1 of {second} (rank {rank + 1})"
+        for rank, first, second in ((0, "a", "b"), (2, "d", "e"))
+        for device in ("m0", "m1")
+    }
 
 
 def test_the_devices_of_one_host_are_measured_with_themselves_and_their_gpus(
@@ -384,6 +426,7 @@ def test_the_devices_of_one_host_are_measured_with_themselves_and_their_gpus(
     )
     assert (rows.call_args.args[2], rows.call_args.kwargs) == (("WRITE",), {"one_host": True})
     read_gpus.assert_called_once_with(worker, MemoryPair("VRAM", "VRAM"))
+    place.start.assert_called_once_with("gpus", {}, 7.0, 9.0)
     worker.kill.assert_called_once_with()
 
 

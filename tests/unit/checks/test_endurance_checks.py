@@ -83,8 +83,9 @@ def test_a_cycle_runs_in_its_worker_and_agents_beside_a_gpu_have_its_context_or_
     endure, judge = MagicMock(return_value="figures"), MagicMock(return_value="judged")
     monkeypatch.setattr(conftest, "endure", endure)
     monkeypatch.setattr(conftest, "judge_endurance", judge)
+    memories = MemoryPair("DRAM", "DRAM"), MemoryPair("DRAM", memory)
     settings = make_settings(
-        duration=7.0, backend=("LIBFABRIC", "UCX"), memory=(MemoryPair("DRAM", "DRAM"), MemoryPair("DRAM", memory))
+        duration=7.0, backend=("LIBFABRIC", "UCX"), memory=memories if published else memories[::-1]
     )
     record, profile = MagicMock(return_value="recorded"), SimpleNamespace(bounds=("bound",))
     endured = value_of(

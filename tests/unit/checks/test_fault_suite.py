@@ -38,14 +38,17 @@ SILENCE = [
     ([SILENT, KILLED], "LIBFABRIC-DEAD-TARGET-SILENT occurs and affects"),
     ([replace(SILENT, backend="UCX")], "FAIL"),
     ([SILENT, replace(SILENT, backend="UCX")], "FAIL"),
+    ([replace(KILLED, backend="LIBFABRIC")], "PASS"),
     ([SILENT, WRONG], "FAIL"),
+    ([WRONG, SILENT], "FAIL"),
     ([replace(SILENT, wrong_bytes=3)], "FAIL"),
 ]
 
 
 def of_finding(id: str, occurs: FaultOutcome, *more: FaultOutcome) -> list[tuple[list[FaultOutcome], str]]:
     """Return the rows of a finding; ``more`` looks like it but is another failure."""
-    bad = [[WRONG], [occurs, WRONG], [replace(occurs, unended=2)], *([outcome] for outcome in more)]
+    both = replace(occurs, unended=2)
+    bad = [[WRONG], [occurs, WRONG], [WRONG, occurs], [both], [GOOD, both], *([outcome] for outcome in more)]
     good = [([GOOD], f"{id} does not occur"), ([GOOD, occurs], f"{id} occurs"), ([occurs, GOOD], f"{id} occurs")]
     return [*good, *((outcomes, "FAIL") for outcomes in bad)]
 
@@ -171,6 +174,23 @@ def test_storage_alone_has_no_second_agent(
         value_of(fixture, stack, **arguments)
 
 
+def test_agents_of_one_requested_backend_end_with_the_test(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = MagicMock()
+    doubles = {"Agents": agents, "LocalHost": lambda own: ("host", own), "supervisor": lambda: "supervisor"}
+    for name, double in doubles.items():
+        monkeypatch.setattr(conftest, name, double)
+    settings = make_settings(backend=("UCX", "LIBFABRIC"))
+    with ExitStack() as stack:
+        started = value_of(conftest.agents, stack, nixl_settings=settings, agent_backend="LIBFABRIC")
+        assert started is agents.return_value.__enter__.return_value
+        host, own_settings = agents.call_args.args
+        assert (host, own_settings.backend) == (("host", "supervisor"), ("LIBFABRIC",))
+        agents.return_value.__exit__.assert_not_called()
+    agents.return_value.__exit__.assert_called_once()
+
+
 def test_a_couple_is_of_two_ranks_and_the_initiator_knows_the_target(
     make_settings: Callable[..., Settings], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +297,13 @@ def test_a_dead_target_is_to_be_named_by_its_error(
 def test_a_stopped_target_is_to_be_named_in_time(
     couple: Any, error: Exception, seconds: float, conclusion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [100.0]
+    now, stop = [100.0], couple.target.worker.signal
+
+    def stop_slowly(number: signal.Signals) -> None:
+        now[0] += 1000
+        stop(number)
+
+    couple.target.worker.signal = stop_slowly
     monkeypatch.setattr(test_workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def hang() -> None:
@@ -320,6 +346,7 @@ def test_a_target_that_came_back_is_written_to_at_once_or_after_one_error(
     written = ["write initiator to new memory of target-again within 30 s"] * conclusion.startswith("PASS")
     assert couple.log == [WRITTEN, "target is killed", *written]
     couple.initiator.remove_remote_agent.assert_called_with("target-again")
+    couple.initiator.polled.assert_not_called()
     if written:
         couple.initiator.add_remote_agent.assert_called_with(couple.again.get_agent_metadata.return_value)
 

@@ -40,8 +40,9 @@ from pytest_nixl.checks.bandwidth.gpus_together import (
 )
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.devices import FAR, SWITCH, GpuNics, HostDevices
+from pytest_nixl.host.gpu import GpuFacts
 from pytest_nixl.host.rdma import RdmaDevice
-from pytest_nixl.judge.concurrent import QUIET, ConcurrentRates, at_once, measure_at_once, spread, starving
+from pytest_nixl.judge.concurrent import QUIET, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
@@ -115,9 +116,12 @@ def test_an_unusable_card_is_assigned_to_no_gpu(bad: RdmaDevice) -> None:
     assert seats(GPUS, P5.gpu.gpus, cards)[0].nics == ("rdmap80s0", "rdmap81s0", "rdmap82s0")
 
 
-def test_a_gpu_with_an_unknown_position_has_no_card() -> None:
-    [seat] = seats([replace(GPUS[0], pci="0000:00:1e.0")], P5.gpu.gpus, CARDS)
-    assert (seat.near, seat.nics, seat.variables(), str(seat)) == (None, (), {}, "GPU 0 (0000:00:1e.0)")
+@pytest.mark.parametrize(
+    ("pci", "gpu_facts"), [("0000:00:1e.0", P5.gpu.gpus), (GPUS[0].pci, [replace(P5.gpu.gpus[0], path="")])]
+)
+def test_a_gpu_with_an_unknown_position_has_no_card(pci: str, gpu_facts: Sequence[GpuFacts]) -> None:
+    [seat] = seats([replace(GPUS[0], pci=pci)], gpu_facts, CARDS)
+    assert (seat.near, seat.nics, seat.variables(), str(seat)) == (None, (), {}, f"GPU 0 ({pci})")
 
 
 # The verdict on their bandwidth
@@ -213,35 +217,6 @@ def test_no_card_is_far_from_a_gpu_whose_nearest_card_is_unknown(near: GpuNics |
     assert replace(pair, initiator=replace(pair.initiator, near=near)).astray == ()
 
 
-@pytest.mark.parametrize(
-    ("tries", "starved", "measured"),
-    [
-        ([[9, 9, 9, 9]], None, 1),
-        ([[9, 9, 4, 9], [9, 9, 4, 9], [9, 9, 4, 9]], 2, 3),
-        ([[9, 9, 4, 9], [9, 9, 9, 9]], None, 2),  # something else had taken its share
-        ([[9, 9, 4, 9], [9, 4, 9, 9]], None, 2),  # another one: no fault of either
-        ([[9, 9, 4, 9], [9, 9, 4, 9], [9, 9, 5, 9]], None, 3),
-    ],
-)
-def test_a_gpu_counts_as_starved_only_if_all_measurements_agree(
-    tries: list[list[float]], starved: int | None, measured: int
-) -> None:
-    waiting = iter(tries)
-    measurements: list[list[float]] = []
-
-    def measure() -> list[float]:
-        measurements.append(next(waiting))
-        return measurements[-1]
-
-    assert spread(measure) == ConcurrentRates(tuple(tries[measured - 1]), starved)
-    assert len(measurements) == measured
-
-
-def test_a_gpu_below_half_of_the_median_starves() -> None:
-    assert starving([10.0, 10.0, 5.0]) is None
-    assert starving([10.0, 10.0, 4.9]) == 2
-
-
 def test_a_profile_gives_the_scaling_of_gpus(tmp_path: Path) -> None:
     def machine(text: str) -> float | None:
         path = tmp_path / "p.toml"
@@ -321,7 +296,7 @@ def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_ch
     hosts = [MagicMock(**{"start.return_value": worker}) for worker in workers]
     plain = json.loads(json.dumps(HostDevices("a", CARDS, P5.gpu.gpus, "").plain()))
     cluster: Any = SimpleNamespace(hosts=[*hosts, None], ask={"devices": [plain, plain]}.__getitem__)
-    visible = {0: GPUS[:3], 1: GPUS[4:6]}
+    visible = {0: GPUS[:2], 1: GPUS[4:7]} if chosen else {0: GPUS[:3], 1: GPUS[4:6]}
     monkeypatch.setattr(gpus_together, "gpus", lambda worker, memory: visible[worker.rank])
     judge = MagicMock(side_effect=[Judgement(Verdict.PASS, "first"), Judgement(Verdict.FAIL, "second", "mend it")])
     monkeypatch.setattr(gpus_together, "measure_gpus", judge)
@@ -350,10 +325,12 @@ def test_all_gpus_of_two_ranks_are_measured_with_their_cards_unless_cards_are_ch
         assert worker.kill.call_count == 2
     visible[1] = GPUS[4:5]
     judge.side_effect = [Judgement(Verdict.PASS, "")]
-    with pytest.raises(
-        NotApplicableError, match=r"^only one GPU is visible, H100 0000:97:00\.0, but this check needs two"
-    ):
-        judge_gpus_together(run, settings, cluster, pairs, profile)
+    for reason, text in (("", ""), ("CUDA_VISIBLE_DEVICES=4", " (CUDA_VISIBLE_DEVICES=4)")):
+        hidden: Any = SimpleNamespace(why=reason)
+        monkeypatch.setattr(gpus_together, "visible", lambda gpus, environ, hidden=hidden: hidden)
+        with pytest.raises(NotApplicableError) as error:
+            judge_gpus_together(run, settings, cluster, pairs, profile)
+        assert error.value.reason == f"only one GPU is visible, H100 0000:97:00.0, but this check needs two{text}"
     run.links = links[-1:]
     with pytest.raises(NotApplicableError, match=r"^no GPU memory is requested: --nixl-memory has no VRAM"):
         judge_gpus_together(run, settings, cluster, pairs, profile)

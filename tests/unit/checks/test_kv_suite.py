@@ -19,7 +19,8 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from suites.kv_cache import conftest, test_post, test_requests, test_storage
 
-DRAM, VRAM, STORED = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "DRAM"), MemoryPair("DRAM", "FILE")
+DRAM, VRAM, TO_VRAM = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "DRAM"), MemoryPair("DRAM", "VRAM")
+STORED = MemoryPair("DRAM", "FILE")
 PASSED = Judgement(Verdict.PASS, "requests")
 
 
@@ -39,17 +40,17 @@ def test_each_combination_is_measured_one_pair_of_ranks_after_another(
 ) -> None:
     devices = DevicePair(0, 1)
     settings = make_settings(
-        backend=("UCX", "POSIX", "LIBFABRIC"), memory=(DRAM, STORED, VRAM, DRAM), op=("WRITE", "READ"), devices=devices,
-        progress_thread=("on", "off"), kv_requests=3, kv_rate=2.0,
+        backend=("UCX", "POSIX", "LIBFABRIC"), memory=(DRAM, VRAM, DRAM, STORED, TO_VRAM), op=("WRITE", "READ"),
+        devices=devices, progress_thread=("on", "off"), kv_requests=3, kv_rate=2.0,
     )  # fmt: skip
     run = SimpleNamespace(settings=settings, placement=SimpleNamespace(pairs=((0, 1), (2, 3))), usable=True)
     assert generated(conftest, argument, run, monkeypatch) == [
         KvRequestKind(
-            backend, op, memory, ranks, method, settings.kv_plan, devices if memory is VRAM else None, 3, 2.0,
+            backend, op, memory, ranks, method, settings.kv_plan, None if memory is DRAM else devices, 3, 2.0,
             agent.variant(backend, backend), agent,
         )
         for backend in ("UCX", "LIBFABRIC")
-        for memory in (DRAM, VRAM)
+        for memory in (DRAM, VRAM, TO_VRAM)
         for agent in settings.agents
         for ranks in ((0, 1), (2, 3))
         for op in ("WRITE", "READ")
@@ -160,7 +161,7 @@ def test_stored_requests_are_recorded_and_noted_if_they_are_right(monkeypatch: p
     monkeypatch.setattr(test_storage, "measure_stored", measure)
     check = test_storage.test_blocks_move_between_memory_and_storage
     for judged, bounds, conclusion in (
-        (PASSED, PASSED, "PASS: requests"),
+        (PASSED, Judgement(Verdict.PASS, "figures"), "PASS: requests"),
         (PASSED, Judgement(Verdict.FAIL, "bounds"), "FAIL: bounds"),
         (Judgement(Verdict.CORRUPT, "wrong"), PASSED, "CORRUPT: wrong"),
     ):

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -31,16 +32,22 @@ JUDGED = Judgement(Verdict.WARN, "reason")
         (["suites/pattern/test_pattern.py::test_no_flow"], False, None),
         ([str(SUITE)], False, None),
         (["suites/patterns"], False, True),
+        (["suites/bandwidth/../pattern"], False, None),
+        (["suites/pattern/.."], False, True),
         (["suites.pattern"], True, None),
         (["suites.pattern.test_pattern"], True, None),
         (["suites.pattern"], False, True),
         (["suites.bandwidth", "suites.nowhere", "..", "nowhere.at.all"], True, True),
         (["suites/pattern"], True, None),
+        (["suites/pattern/test_pattern.py"], True, None),
+        (["without_spec", "unit"], True, True),
     ],
 )
 def test_a_run_without_a_pattern_leaves_the_suite_out_unless_it_is_named(
     arguments: list[str], pyargs: bool, ignored: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A module may be a package without ``__init__.py``, or one that no importer has loaded."""
+    monkeypatch.setitem(sys.modules, "without_spec", ModuleType("without_spec"))
     run = SimpleNamespace(usable=True, settings=SimpleNamespace(pattern=None))
     monkeypatch.setattr(conftest, "Run", SimpleNamespace(of=lambda config: run))
     config: Any = SimpleNamespace(

@@ -55,6 +55,16 @@ class Links:
         return Judgement(verdict, f"{verdict} of {samples.ranks}")
 
 
+def judged_results(results: list[Result], links: Links, ranks: int) -> Judgement:
+    """Judge a run of so many ranks with these results."""
+    names = [f"rank {rank} on node-{rank}" for rank in range(ranks)]
+    return judge_culprit(
+        cast(Run, SimpleNamespace(record=SimpleNamespace(results=results))),
+        cast(Cluster, SimpleNamespace(several=ranks > 1, ranks=ranks, names=names)),
+        cast(Launches, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
+    )  # fmt: skip
+
+
 def judged(links: Links, *failed: tuple[int, int], ranks: int = 4, passed: tuple[int, int] = (0, 1)) -> Judgement:
     """Judge a run in which the rows of some pairs failed, and that of another pair passed."""
     rows = [(passed, Verdict.PASS), *((pair, Verdict.FAIL) for pair in failed)]
@@ -62,12 +72,7 @@ def judged(links: Links, *failed: tuple[int, int], ranks: int = 4, passed: tuple
         Result("bandwidth", f"test[{pair}]", verdict, "a reason", row=replace(ROW, pair=pair), summary=SUMMARY)
         for pair, verdict in rows
     ]
-    names = [f"rank {rank} on node-{rank}" for rank in range(ranks)]
-    return judge_culprit(
-        cast(Run, SimpleNamespace(record=SimpleNamespace(results=results))),
-        cast(Cluster, SimpleNamespace(several=ranks > 1, ranks=ranks, names=names)),
-        cast(Launches, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
-    )  # fmt: skip
+    return judged_results(results, links, ranks)
 
 
 @pytest.mark.parametrize(("slow", "verdict"), [(2, Verdict.FAIL), (3, Verdict.FAIL), (None, Verdict.WARN)])
@@ -109,7 +114,7 @@ def test_pairs_without_a_common_rank_transfer_at_once_for_each_backend_operation
     judged, pairs = MagicMock(side_effect=judgements), MagicMock()
     monkeypatch.setattr(ranks_together, "at_once", judged)
     stored = replace(ROW, backend="POSIX", memory=MemoryPair("DRAM", "FILE"))
-    run = cast(Run, SimpleNamespace(links=[ROW, replace(ROW, op="READ"), stored, replace(ROW, pair=(2, 3))]))
+    run = cast(Run, SimpleNamespace(links=[ROW, stored, replace(ROW, op="READ"), replace(ROW, pair=(2, 3))]))
     settings = cast(Settings, SimpleNamespace(blocks=[4096, 64], depth=[1, 8]))
     judgement = ranks_together.judge_pairs_together(run, settings, cast(Cluster, SimpleNamespace(ranks=5)), pairs)
     assert judgement == Judgement(
@@ -153,12 +158,7 @@ def judged_ring(
         for op in ("WRITE", "READ")
         for pair in ((0, 1), (1, 2), (2, 0))
     ]  # fmt: skip
-    names = [f"rank {rank} on node-{rank}" for rank in range(3)]
-    return judge_culprit(
-        cast(Run, SimpleNamespace(record=SimpleNamespace(results=results))),
-        cast(Cluster, SimpleNamespace(several=True, ranks=ranks, names=names)),
-        cast(Launches, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
-    )  # fmt: skip
+    return judged_results(results, links, ranks)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION])
@@ -166,6 +166,7 @@ def test_a_slower_rank_without_a_failed_row_is_compared_in_turn_and_named(verdic
     links = BusyLinks(2)
     judgement = judged_ring(links, verdict, rate=0.2e9)
     assert [ranks for _, ranks, _ in links.measured] == [(2, 0), (1, 0), (1, 0), (2, 0), (2, 0), (1, 0)]
+    assert {row for *_, row in links.measured} == {(ROW.block, ROW.batch, ROW.depth)}
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason.startswith("rank 2 on node-2 (what it sends, over tcp/eth0) is the culprit")
 
@@ -214,6 +215,29 @@ def test_a_run_says_what_it_needs_to_name_a_slow_rank(verdict: Verdict, contenti
     assert judgement.reason.startswith(expected)
     assert judgement.verdict is (Verdict.INCONCLUSIVE if "which" in expected else Verdict.PASS)
     assert ("Stop other processes" in judgement.remedy) == ("which" in expected)
+
+
+def test_a_direction_of_two_ranks_that_is_slow_with_each_backend_is_named_once() -> None:
+    results = [
+        Result("bandwidth", "test", verdict, "a reason", row=replace(ROW, backend=backend, op=op), summary=SUMMARY)
+        for backend in ("UCX", "LIBFABRIC")
+        for op, verdict in (("WRITE", Verdict.FAIL), ("READ", Verdict.PASS))
+    ]
+    assert judged_results(results, Links(None), 2) == Judgement(
+        Verdict.FAIL,
+        "bytes from rank 0 on node-0 to rank 1 on node-1 are slow, and bytes in the other direction are not: check "
+        "what rank 0 on node-0 sends through first, then what rank 1 on node-1 receives through",
+        f"start a third rank, or {ACTION}",
+    )
+
+
+def test_one_undecided_end_of_a_failed_pair_is_enough_to_compare_both_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = BusyLinks(3)
+    monkeypatch.setattr(links, "judge", lambda judgements: Judgement(
+        Verdict.PASS if 2 in judgements.ranks else Verdict.INCONCLUSIVE, "again"))  # fmt: skip
+    judgement = judged(links, (2, 3))
+    assert judgement.verdict is Verdict.FAIL
+    assert "rank 3 on node-3 (what it receives, over tcp/eth0) is the culprit" in judgement.reason
 
 
 def test_two_ranks_without_floors_are_not_compared() -> None:
