@@ -30,9 +30,9 @@ _MEMORY = re.compile(r" (?:from|into) (?P<here>[a-z-]+)(?: memory|/\S+)? (?:to|f
 # The message of NIXL's plugin (ucx_utils.cpp, since 0.7) when it refuses to register such memory.
 _REFUSED = re.compile(r"(\S+ memory is detected as host by UCX)")
 
-_RANGE = re.compile(r"([0-9]{1,18})([KMG]?)(?:\.\.(?:([0-9]{1,18})([KMG]?)|inf))?")
+_RANGE = re.compile(r"([0-9]{1,18})([KMG])?(?:\.\.(?:([0-9]{1,18})([KMG])?|inf))?")
 _TRANSPORT = re.compile(r"\b[a-z][a-z0-9_]*/[\w.:-]+")
-_FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_FACTOR = {None: 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 #: When UCX is loaded it replaces eight functions of libc. It waits 50 ms at each, so that no thread is within it, and
 #: keeps a processor busy meanwhile. A worker has no thread that does anything then: 1 ms is enough.

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def _status(proc: Path) -> dict[str, str]:
         lines = (proc / "self/status").read_text()
     except OSError:
         return {}
-    return dict(re.findall(r"^(CapEff|Seccomp):\s*(\w+)$", lines, re.MULTILINE))
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines.splitlines())}
 
 
 def _forbidden() -> bool:

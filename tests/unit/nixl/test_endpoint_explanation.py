@@ -233,6 +233,16 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         ("[fe80::1%25lo]:2379", ""),
         ("[localhost]:23790", "http://localhost:23790"),
         ("h:000000000000000000000000000000000023790", "http://h:23790"),
+        *[(text, "http://h:2379") for text in ("http:/h", "HTTPS:/h/", "https//h", "http: //h", "h:", "h:/")],
+        *[
+            (text, "http://h:1")
+            for text in ("http//h:1", "//h:1", "http:h:1", "a+b-c.d:///h:1", "u:p@h:1", "'({[<h:1>]})'")
+        ],
+        *[(text, "") for text in ("http:", "HTTPS:/", "/h:1", "h:+", "h:1//", "h:1//a", "a:b:c", "h:1\\", "?h:1")],
+        ("http://::1:5", "http://[::1]:5"),
+        ("u@[::1]:5", "http://[::1]:5"),
+        ("[::1:5", "http://[::1]:5"),
+        ("::1:x", ""),
     ],
 )
 def test_a_rewrite_names_the_same_host_and_port_or_is_empty(text: str, rewrite: str) -> None:

@@ -54,9 +54,11 @@ def test_all_packages_of_nixl_are_listed_and_the_first_folder_counts(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(site, "nixl==1.5.1", "nixl-cu12==1.5.1", "nixl-rocm6==1.4.0", "nixl-tools==9.0", "nixlbench==9.0")
+    install(site, "nixl-rocm-x==1.3.0", "nixl-cu14==", "nixl-==9.0", "nixl-cu==9.0")
     install(tmp_path / "other", "nixl-cu12==1.4.0", "nixl-cu13==1.5.0")
     monkeypatch.setattr(sys, "path", [str(site), str(tmp_path / "other")])
-    expected = {"nixl": "1.5.1", "nixl-cu12": "1.5.1", "nixl-rocm6": "1.4.0", "nixl-cu13": "1.5.0"}
+    expected = {"nixl": "1.5.1", "nixl-cu12": "1.5.1", "nixl-rocm6": "1.4.0", "nixl-rocm-x": "1.3.0"}
+    expected["nixl-cu13"] = "1.5.0"
     assert nixl_packages() == expected
     plugin = site / ".nixl_cu12.mesonpy.libs" / "plugins" / "libplugin_UCX.so"
     assert release_of(str(plugin)) == "1.5.1"
@@ -70,7 +72,7 @@ def test_all_packages_of_nixl_are_listed_and_the_first_folder_counts(
         ("/site/nixl/_api.py", ["/lib/libc.so.6", "/lib/libcudart.so.13.0.1", "/lib/libcudart.so.12"],
          (13, "/lib/libcudart.so.13.0.1")),
         ("/site/nixl/_api.py", ["/libs/libcudart-0a1b2c3d.so.12"], (12, "/libs/libcudart-0a1b2c3d.so.12")),
-        ("/site/nixl/_api.py", ["/lib/my-libcudart.so.13"], None),
+        ("/site/nixl/_api.py", ["/lib/my-libcudart.so.13", "/lib/libcudart.so.a"], None),
         ("/nixl_cu12/nixl/_api.py", [], None),
         ("/site/nixl_cu/_api.py", [], None),
     ],
@@ -158,9 +160,9 @@ def test_an_import_that_fails_has_a_cause_and_a_remedy(
     monkeypatch.setattr(installed, "hidden_module", lambda error: None)
     install(site, "nixl-cu12==1.5.1")
     (site / "nixl_cu12").mkdir()
-    for name, size in (("a.py", 3), ("b.so", 4 + damaged), ("c.so.1", 0 if damaged else 5), ("d.txt", 9)):
+    for name, size in (("a.py", 3), ("b.so", 4 + damaged), ("c.so.1", 0 if damaged else 5), ("d.txt", 9), ("f.sox", 9)):
         (site / "nixl_cu12" / name).write_bytes(bytes(size))
-    names = {"a.py": 3, "b.so": 4, "c.so.1": 5, "d.txt": 1, "e.so": ""}
+    names = {"a.py": 3, "b.so": 4, "c.so.1": 5, "d.txt": 1, "e.so": "", "f.sox": 1}
     record = site / "nixl_cu12-1.5.1.dist-info" / "RECORD"
     record.write_text("".join(f"nixl_cu12/{name},sha256=x,{size}\n" for name, size in names.items()))
     monkeypatch.setattr(installed, "PACKAGES", ())

@@ -7,6 +7,7 @@ import ctypes
 import importlib.metadata
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,93 +15,101 @@ import numpy as np
 import pytest
 
 from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
+from pytest_nixl.core.extras import pip_install
+from pytest_nixl.core.texts import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.nixl.worker import devices, vram
 from pytest_nixl.nixl.worker.devices import WorkerGpu, WrongBytes, nvidia, shortest
 from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, _Room, driver_fault
 from pytest_nixl.nixl.worker.memory import chunks
 
+NO_DRIVER = (
+    "this host has no NVIDIA driver (no /dev/nvidiactl)",
+    "run pytest on a host with a GPU, and give the container its GPUs (`docker run --gpus all`, nvidia.com/gpu)",
+)
+HIDDEN = "hides every GPU from this process", "unset CUDA_VISIBLE_DEVICES, or set it to the number of an existing GPU"
+NO_LIBRARY = (
+    "the driver's device node exists, but its library libcuda.so.1 is missing: libcuda is not found",
+    "set NVIDIA_DRIVER_CAPABILITIES=compute,utility so that the container runtime mounts it",
+)
+UNKNOWN = "the CUDA driver does not start: CUDA_ERROR_STUB_LIBRARY", OTHER_REMEDY
+NO_BINDINGS = (
+    "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch",
+    f"run `{pip_install('gpu')}` for the Python that runs the tests",
+)
+
+
+def started(code: str) -> tuple[str, str]:
+    """Return what is said of a driver that does not start with a known error."""
+    return f"the CUDA driver does not start: {CUDA_ERRORS[code].title}", CUDA_ERRORS[code].remedy
+
 
 @pytest.mark.parametrize(
-    ("code", "fault", "node_exists", "visible", "reason"),
+    ("code", "fault", "node_exists", "visible", "expected"),
     [
-        (None, "libcuda is not found\nmore", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (100, "CUDA_ERROR_NO_DEVICE", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= "),
-        (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 "),
-        (101, "CUDA_ERROR_INVALID_DEVICE", True, "0,0", "CUDA_VISIBLE_DEVICES=0,0 "),
-        (34, "CUDA_ERROR_STUB_LIBRARY", True, None, "the CUDA driver does not start: CUDA_ERROR_STUB_LIBRARY"),
-        (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start: CUDA_ERROR_NO_DEVICE"),
-        (
-            802,
-            "CUDA_ERROR_SYSTEM_NOT_READY",
-            True,
-            "0",
-            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager",
-        ),
-        (
-            None,
-            "libcuda is not found\nmore",
-            True,
-            None,
-            "the driver's device node exists, but its library libcuda.so.1 is missing: libcuda is not found",
-        ),
+        (None, "libcuda is not found\nmore", False, None, NO_DRIVER),
+        (100, "CUDA_ERROR_NO_DEVICE", False, None, NO_DRIVER),
+        (100, "CUDA_ERROR_NO_DEVICE", True, "", (f"CUDA_VISIBLE_DEVICES= {HIDDEN[0]}", HIDDEN[1])),
+        (100, "CUDA_ERROR_NO_DEVICE", False, "7", (f"CUDA_VISIBLE_DEVICES=7 {HIDDEN[0]}", HIDDEN[1])),
+        (101, "CUDA_ERROR_INVALID_DEVICE", True, "0,0", (f"CUDA_VISIBLE_DEVICES=0,0 {HIDDEN[0]}", HIDDEN[1])),
+        (100, "CUDA_ERROR_NO_DEVICE", True, None, started("100")),
+        (34, "CUDA_ERROR_STUB_LIBRARY", True, None, UNKNOWN),
+        (802, "CUDA_ERROR_SYSTEM_NOT_READY", True, "0", started("802")),
+        (None, "libcuda is not found\nmore", True, "0", NO_LIBRARY),
     ],
 )
 def test_every_reason_for_no_gpu_has_its_own_message(
-    code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
+    code: int | None, fault: str, node_exists: bool, visible: str | None, expected: tuple[str, str]
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    sentence, remedy = driver_fault(code, fault, node_exists=node_exists, environ=environ)
-    assert sentence.startswith(reason)
-    assert "\n" not in sentence
-    assert remedy
+    assert driver_fault(code, fault, node_exists=node_exists, environ=environ) == expected
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"),
-    [
-        (46, "run `nvidia-smi -c 0`"),
-        (209, "use a newer GPU"),
-        (222, "install a newer driver"),
-        (802, "run `systemctl status nvidia-fabricmanager`"),
-        (719, "run `nvidia-smi` and `dmesg | grep -i xid`"),
-    ],
-)
-def test_remedy_of_a_call_that_fails_is_that_of_its_error(code: int, remedy: str) -> None:
+@pytest.mark.parametrize("gpu", ["", "GPU 1"])
+@pytest.mark.parametrize("code", [0, 46, 209, 719, 9999])
+def test_a_call_that_fails_is_named_with_its_error_and_the_remedy_of_that(code: int, gpu: str) -> None:
     driver = SimpleNamespace(
-        cuDevicePrimaryCtxRetain=lambda device: (code, None),
-        cuGetErrorName=lambda code: (0, b"CUDA_ERROR_LAUNCH_FAILED"),
-        cuGetErrorString=lambda code: (0, b"unspecified launch failure"),
+        cuMemAlloc=lambda size: (code, size, "other"),
+        cuMemFree=lambda: (code,),
+        cuGetErrorName=lambda code: (0, b"CUDA_ERROR_%d" % code),
+        cuGetErrorString=lambda code: (0, b"unspecified failure %d" % code),
     )
+    if not code:
+        assert [nvidia.call(driver, "cuMemAlloc", 8, gpu=gpu), nvidia.call(driver, "cuMemFree", gpu=gpu)] == [8, None]
+        return
     with pytest.raises(NixlPluginError) as caught:
-        nvidia.call(driver, "cuDevicePrimaryCtxRetain", 0)
-    assert caught.value.reason.startswith("the CUDA driver's cuDevicePrimaryCtxRetain failed: CUDA_ERROR_")
-    assert caught.value.remedy.startswith(remedy)
+        nvidia.call(driver, "cuMemAlloc", 8, gpu=gpu)
+    error = CUDA_ERRORS.get(str(code))
+    title = error.title if error else f"CUDA_ERROR_{code} (unspecified failure {code})"
+    remedy = "run `nvidia-smi` and `dmesg | grep -i xid` on the host: a GPU that had an error may need a reset"
+    assert caught.value.reason == f"the CUDA driver's cuMemAlloc failed{' on GPU 1' if gpu else ''}: {title}"
+    assert caught.value.remedy == (error.remedy if error else remedy)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "node_exists", "reason"),
+    ("gpus", "node_exists", "expected"),
     [
-        (None, False, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (None, True, "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch"),
-        ([], False, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        ([], True, "torch sees no GPU"),
-        (["one"], True, ""),
+        (None, False, NO_DRIVER),
+        (None, True, NO_BINDINGS),
+        ([], False, NO_DRIVER),
+        ([], True, ("torch sees no GPU", "give the process a GPU, or install a torch that is built for CUDA")),
+        (["one"], False, None),
     ],
 )
 def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, gpus: list[str] | None, node_exists: bool, reason: str
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str] | None, node_exists: bool, expected: tuple[str, str] | None
 ) -> None:
     torch = SimpleNamespace(devices=lambda: gpus)
     module = None if gpus is None else SimpleNamespace(Torch=lambda: torch)
     monkeypatch.setitem(sys.modules, f"{nvidia.__package__}.by_torch", module)
-    if reason:
-        with pytest.raises(NotApplicableError) as caught:
-            nvidia._torch(node_exists=node_exists)
-        assert caught.value.reason == reason
-        assert caught.value.remedy
-    else:
-        assert nvidia._torch(node_exists=node_exists) is torch
+    for name in ("cuda.bindings.driver", "cuda.cuda"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(Path, "exists", lambda path: node_exists and str(path) == "/dev/dxg")
+    if expected is None:
+        assert nvidia.find() is torch
+        return
+    with pytest.raises(NotApplicableError) as caught:
+        nvidia.find()
+    assert (caught.value.reason, caught.value.remedy) == expected
 
 
 @pytest.mark.parametrize(
@@ -348,13 +357,23 @@ def test_a_buffer_in_gpu_memory_asks_its_device(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_driver_that_starts_is_used_and_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = AnyDriver()
+    driver: Any = AnyDriver()
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", cast(Any, driver))
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
     assert isinstance(nvidia.find(), nvidia.CudaDriver)
-    for name, result in {"cuInit": (999,), "cuGetErrorName": (0, b"CUDA_ERROR_UNKNOWN")}.items():
-        setattr(driver, name, lambda *_, result=result: result)
-    with pytest.raises(NotApplicableError, match=r"no NVIDIA driver|does not start: CUDA_ERROR_UNKNOWN"):
-        nvidia.find()
+
+    def refuse(flags: int) -> tuple[int]:
+        raise RuntimeError("libcuda is not found\nmore")
+
+    driver.cuGetErrorName = lambda code: (0, b"CUDA_ERROR_%d" % code)
+    for init, expected in (
+        (lambda flags: (9999 + flags,), ("the CUDA driver does not start: CUDA_ERROR_9999", OTHER_REMEDY)),
+        (refuse, NO_LIBRARY),
+    ):
+        driver.cuInit = init
+        with pytest.raises(NotApplicableError) as caught:
+            nvidia.find()
+        assert (caught.value.reason, caught.value.remedy) == expected
 
 
 def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:

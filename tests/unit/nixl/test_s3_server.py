@@ -229,7 +229,7 @@ class Moto:
         self.log.append("remove")
 
 
-STARTED = "starting\n * Running on http://127.0.0.1:5001\nPress CTRL+C\n"
+STARTED = "Running on http://127.0.0.1:\nRunning on http://127.0.0.1:70/\n * Running on http://127.0.0.1:5001\nPress\n"
 COMMAND = (sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0")
 
 

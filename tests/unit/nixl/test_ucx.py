@@ -111,6 +111,9 @@ OF_OLDER = "".join(
         (table("inter-node", "tcp/a") + table("inter-node", "tcp/b"), 4096, ("tcp/b",)),
         (OF_OLDER, 4096, ("tcp/a",)),
         *[(log, 4096, ()) for log in ("", "no table at all\n", TABLE[:90])],
+        *[(UNITS + f"| {cells} |\n", 1025, ()) for cells in ("K..1M | x | t/a", "..2K | x | t/a", "0..K | x | t/a",
+          "0..2KB | x | t/a", "x0..2K | x | t/a", "0..2K | x | 1t/a", "0..2K | x | t/")],
+        (UNITS + "| 1025 | x | on t/a, a.b/c:1-d and tcp/lo |\n", 1025, ("t/a", "b/c:1-d", "tcp/lo")),
     ],
 )  # fmt: skip
 def test_the_transports_are_those_of_the_range_with_the_block(
@@ -168,10 +171,24 @@ def test_table_of_the_memory_is_used(form: str, memory: str) -> None:
 
 
 @pytest.mark.parametrize("form", [NEWER, OLDER], ids=["newer", "older"])
-def test_heading_of_a_read_also_has_the_initiators_memory_first(form: str) -> None:
-    log = form.format(heading="remote memory read by ucp_get* into cuda/GPU0 from host", config="rc_mlx5/mlx5_0:1")
-    assert BACKEND.transports(log, "READ", 1, MemoryPair("VRAM", "DRAM")) == ("rc_mlx5/mlx5_0:1",)
-    assert BACKEND.transports(log, "READ", 1, MemoryPair("DRAM", "VRAM")) == ()
+@pytest.mark.parametrize(
+    ("memory", "pairs"),
+    [
+        ("into cuda/GPU0 from host", ["VRAM:DRAM"]),
+        ("into host memory from rocm-managed/1", ["DRAM:VRAM"]),
+        # If a heading does not name both memory types, its table is used for any.
+        *[(text, ["VRAM:DRAM", "DRAM:VRAM", "DRAM:DRAM"]) for text in ("into host from 1", "into /GPU0 from host", 
+          "into host  host", " host from cuda", "host from host", "intohost from host")],
+    ],
+)  # fmt: skip
+def test_the_heading_of_a_read_also_has_the_initiators_memory_first(form: str, memory: str, pairs: list[str]) -> None:
+    log = form.format(heading=f"remote memory read by ucp_get* {memory}", config="rc_mlx5/mlx5_0:1")
+    used = [
+        pair
+        for pair in ("VRAM:DRAM", "DRAM:VRAM", "DRAM:DRAM")
+        if BACKEND.transports(log, "READ", 1, MemoryPair.parse(pair))
+    ]
+    assert used == pairs
 
 
 @pytest.mark.parametrize(
