@@ -66,8 +66,8 @@ def _status(proc: Path) -> dict[str, str]:
 
 def _forbidden() -> bool:
     """Return whether this process cannot even read its own memory with the system call that cma uses."""
-    source, copy = ctypes.create_string_buffer(b"memory"), ctypes.create_string_buffer(6)
-    local, remote = _Range(ctypes.addressof(copy), 6), _Range(ctypes.addressof(source), 6)
+    memory = ctypes.create_string_buffer(6)
+    ours = ctypes.byref(_Range(ctypes.addressof(memory), 6))
     library = ctypes.CDLL(None, use_errno=True)
-    read = library.process_vm_readv(os.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    read = library.process_vm_readv(os.getpid(), ours, 1, ours, 1, 0)
     return read != 6 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES)

@@ -100,6 +100,8 @@ def test_an_object_is_discarded_even_if_the_server_refuses() -> None:
 def test_a_server_that_took_too_long_is_asked_nothing_more() -> None:
     store, released = KeptStore(), threading.Event()
     assert store.within(60, lambda: "answer") == "answer"
+    with pytest.raises(ZeroDivisionError):
+        store.within(60, lambda: 1 // 0)
     with pytest.raises(ObjectStoreError, match=r"the server s did not answer within 0\.01 s") as caught:
         store.within(0.01, lambda: released.wait(60))
     assert (caught.value.kind, caught.value.remedy) == ("address", "remedy of address")

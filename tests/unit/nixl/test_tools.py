@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -21,7 +21,6 @@ from helpers.etcd import wait_until
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.ring_buffer import RingBuffer
 from pytest_nixl.model.tools import FROM_OTHER_RANKS, TOOLS, variable
-from pytest_nixl.nixl.backends.driver_standin import shared_object, supported
 from pytest_nixl.nixl.worker import tools as tools_module
 from pytest_nixl.nixl.worker.tools import Program, Tools
 
@@ -95,26 +94,41 @@ def test_a_program_listens_on_the_ports_of_its_own_processes() -> None:
 ALLOWED = ", ".join(sorted(FROM_OTHER_RANKS))
 
 
-@pytest.mark.skipif(not supported(platform.machine()), reason="no library is written for this processor")
-def test_the_version_of_the_libfabric_that_a_program_loads_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fabric = tmp_path / "a lib" / "libfabric.so.1"
-    fabric.parent.mkdir()
-    fabric.write_bytes(shared_object("libfabric.so.1", ["fi_version"], (1 << 16 | 22) & 0xFFFF, platform.machine()))
-    program = tmp_path / "program"
-    program.touch()
-    listing = f"\tlibc.so.6 => /none/libc.so.6 (0x00007f)\n\tlibfabric.so.1 => {fabric} (0x00007f12ab)\n"
-    monkeypatch.setenv(variable("nixlbench"), str(program))
-    run: list[Any] = []
+class VersionString:
+    """UCX's function that returns its version, a text only if it is told to."""
+
+    restype: object = None
+
+    def __call__(self) -> bytes | int:
+        return b"1.20.0" if self.restype is ctypes.c_char_p else 7
+
+
+def test_the_versions_of_the_libraries_that_a_program_loads_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    ucp, fabric = "/a => lib (of mine)/libucp.so.0.0", "/lib/libfabric.so.1.22"
+    listing = (
+        f"\tlibc.so.6 => /libc.so.6 (0x00007f)\n\tlibucp.so.0 => {ucp} (0x00007f12ab)\n"
+        f"\tlibfabric.so.1 => {fabric} (0x00007f12ab)\n\tlibfabric.so.2 => not found\n"
+        "\tlibucp.so.9 => /none/libucp.so.9 (0x00007f)\n\t/lib64/libfabric.so.9 (0x00007f)\n"
+    )
+    libraries = {
+        ucp: SimpleNamespace(ucp_get_version_string=VersionString()),
+        fabric: SimpleNamespace(fi_version=lambda: (1 << 16 | 22) - (1 << 32)),  # it returns an unsigned number
+    }
+
+    def load(path: str) -> object:
+        if path not in libraries:
+            raise OSError("cannot open shared object file")
+        return libraries[path]
 
     def trace(argv: list[str], *, env: dict[str, str], text: bool, **_: object) -> SimpleNamespace:
-        run.append((argv, env["LD_TRACE_LOADED_OBJECTS"], text))
+        assert (argv, env["LD_TRACE_LOADED_OBJECTS"], text) == (["/program"], "1", True)
         return SimpleNamespace(stdout=listing)
 
+    monkeypatch.setenv(variable("nixlbench"), "/program")
+    monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setattr(subprocess, "run", trace)
-    assert Tools(lambda: False).find("nixlbench") == {"path": str(program), "libfabric": "0.22"}
-    assert run == [([str(program)], "1", True)]
+    expected = {"path": "/program", "ucx": "1.20.0", "libfabric": "1.22"}
+    assert Tools(lambda: False).find("nixlbench") == expected
 
 
 class Guard:

@@ -136,32 +136,29 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
         "--nixl-duration=10ms",
         "--benchmark-quiet",
     )
-    gated = run_pytest(pytester, *options, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
-    sentence = f"VRAM:VRAM was requested (--nixl-memory), but none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
-    gated.stdout.fnmatch_lines(
-        [
-            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
-            "    remedy: *--gpus all*",
-            "NIXL gate: FAIL (*1 MISSING*",
-        ]
-    )
-    assert gated.ret == 1
-    # Without the gate it was asked for by name too, and did not run.
-    named = run_pytest(pytester, *options, "--nixl-memory=VRAM:VRAM")
-    named.stdout.fnmatch_lines(
-        [
-            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
+    missing = "MISSING bandwidth: {0} was requested ({1}), but none of its 2 rows ran: {0} *"
+    seeds = {"NIXL_TARGET_SEG_TYPE": "VRAM"}
+    for more, env, pair, requested_by, verdict in (
+        (
+            ["--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate"],
+            {},
+            "VRAM:VRAM",
+            "--nixl-memory",
+            "NIXL gate: FAIL (*1 M*",
+        ),
+        # Without the gate it was asked for by name too, and did not run.
+        (
+            ["--nixl-memory=VRAM:VRAM"],
+            {},
+            "VRAM:VRAM",
+            "--nixl-memory",
             "NIXL verdict: NOTHING CHECKED (1 MISSING, 2 NOT-APPLICABLE; 0 rows measured)",
-        ]
-    )
-    assert named.ret == 1
-    # The variable NIXL_TARGET_SEG_TYPE also requests memory.
-    seeds = run_pytest(pytester, *options, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
-    asked_by = (
-        "MISSING bandwidth: DRAM:VRAM was requested (NIXL_TARGET_SEG_TYPE), but none of its 2 rows ran: DRAM:VRAM *"
-    )
-    seeds.stdout.fnmatch_lines([asked_by, "NIXL gate: FAIL (*"])
-    assert seeds.ret == 1
+        ),
+        (["--nixl-gate"], seeds, "DRAM:VRAM", "NIXL_TARGET_SEG_TYPE", "NIXL gate: FAIL (*"),
+    ):
+        result = run_pytest(pytester, *options, *more, env=env)
+        result.stdout.fnmatch_lines([missing.format(pair, requested_by), "    remedy: *--gpus all*", verdict])
+        assert result.ret == 1
 
 
 # With GPUs that are host memory
@@ -296,18 +293,19 @@ def test_missing_cuda_runtime_is_reported(started: Agents, driver: dict[str, str
     buffer.free()
 
 
-def test_suite_reports_this_finding(without_nvml: dict[str, str]) -> None:
-    done = run(
-        "suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable", env=without_nvml
-    )
-    assert re.search(rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", done.output, re.MULTILINE)
-    assert done.code == 1
-
-
-def test_suite_passes_where_ucx_takes_gpu_memory_for_gpu_memory(driver: dict[str, str]) -> None:
-    done = run(*VRAM_KNOWN, env=driver)
-    assert "(1 PASS" in done.output
-    assert done.code == 0
+@pytest.mark.parametrize(
+    ("host", "output", "code"),
+    [
+        ("without_nvml", rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", 1),
+        ("driver", r"\(1 PASS", 0),
+    ],
+)
+def test_the_suite_says_whether_ucx_takes_gpu_memory_for_gpu_memory(
+    request: pytest.FixtureRequest, host: str, output: str, code: int
+) -> None:
+    done = run(*VRAM_KNOWN, env=request.getfixturevalue(host))
+    assert re.search(output, done.output, re.MULTILINE)
+    assert done.code == code
 
 
 REMAINING = """
@@ -340,14 +338,12 @@ def test_functions_of_users_get_buffers_as_arrays_and_describe_arrays(agent: Nix
     dram, vram = agent.allocate(1000), agent.allocate(1000, "VRAM", device=1)
     dram.write(b"\x02" * 1000)
     assert agent.run("helpers.vram_functions:sum_of", buffer=dram) == 2000
-    assert agent.run("helpers.vram_functions:describe", buffer=dram) == [dram.address, 1000, 0, "DRAM"]
-    assert agent.run("helpers.vram_functions:describe", buffer=vram) == [vram.address, 1000, 1, "VRAM"]
-    assert agent.run("helpers.vram_functions:describe_part", buffer=vram, offset=10) == [
-        vram.address + 10,
-        990,
-        1,
-        "VRAM",
-    ]
+    for function, buffer, more, expected in (
+        ("describe", dram, {}, [dram.address, 1000, 0, "DRAM"]),
+        ("describe", vram, {}, [vram.address, 1000, 1, "VRAM"]),
+        ("describe_part", vram, {"offset": 10}, [vram.address + 10, 990, 1, "VRAM"]),
+    ):
+        assert agent.run(f"helpers.vram_functions:{function}", buffer=buffer, **more) == expected
     assert agent.run("helpers.vram_functions:register_array") == "DRAM 16384"
     vram.free()
 
