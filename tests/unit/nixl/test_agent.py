@@ -229,8 +229,7 @@ POLLED = (0, "serve", {"seconds": 12.0, "agent": Ref(1, "agent"), "timeout": 7.0
 
 
 @pytest.mark.parametrize(
-    ("backend", "progress", "polled"),
-    [("LIBFABRIC", False, True), ("LIBFABRIC", True, False), ("UCX", False, False)],
+    ("backend", "progress", "polled"), [("LIBFABRIC", False, True), ("LIBFABRIC", True, False), ("UCX", False, False)]
 )
 def test_an_agent_that_others_wait_for_is_polled(log: Log, backend: str, progress: bool, polled: bool) -> None:
     agent, worker = agent_of(log, backend, progress_thread=progress)

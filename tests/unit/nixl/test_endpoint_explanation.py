@@ -87,11 +87,7 @@ def test_a_form_that_etcdctl_does_not_read_is_warned_of() -> None:
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [
-        ("option", "--nixl-etcd"),
-        ("ini", "the ini value nixl_etcd"),
-        ("environment ETCD_ENDPOINTS", "ETCD_ENDPOINTS"),
-    ],
+    [("option", "--nixl-etcd"), ("ini", "the ini value nixl_etcd"), ("environment ETCD_ENDPOINTS", "ETCD_ENDPOINTS")],
 )
 def test_endpoints_are_named_by_where_they_come_from(
     source: str, name: str, make_settings: Callable[..., Settings]
@@ -204,10 +200,7 @@ def test_the_command_shows_neither_user_nor_password(text: str, capsys: pytest.C
 def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["endpoint", "http://127.0.0.1:2379", "127.0.0.1:2379/"]) == 1
     first, second = capsys.readouterr().out.split("\n\n")
-    assert first.splitlines() == [
-        "http://127.0.0.1:2379",
-        "  NIXL reads it: it contacts 127.0.0.1:2379",
-    ]
+    assert first.splitlines() == ["http://127.0.0.1:2379", "  NIXL reads it: it contacts 127.0.0.1:2379"]
     assert second.splitlines()[0] == "127.0.0.1:2379/"
     assert second.splitlines()[1] == (
         "  NIXL does not read it: '127.0.0.1:2379/' ends with a slash, which NIXL reads as part of the port; "
@@ -288,11 +281,7 @@ NO_IPV6 = "the KV benchmark cannot read an IPv6 address: give it a host name"
 NO_PORT = "no port is named: 2379 is etcd's default"
 RESOLVES = "HOST must resolve to an IPv4 address on the hosts of the agents"
 #: The notes about a value, by NIXL's finding.
-PLAINTEXT, DROPPED, SKIPPED = (
-    "NIXL-ETCD-HTTPS-PLAINTEXT",
-    "NIXL-ETCD-CREDENTIALS-DROPPED",
-    "NIXL-ETCD-MEMBER-DROPPED",
-)
+PLAINTEXT, DROPPED, SKIPPED = ("NIXL-ETCD-HTTPS-PLAINTEXT", "NIXL-ETCD-CREDENTIALS-DROPPED", "NIXL-ETCD-MEMBER-DROPPED")
 TEXTS_OF = {
     PLAINTEXT: "NIXL sends plaintext to https addresses: others on the network can read addresses and memory keys, and "
     "an etcd with TLS closes the connection",

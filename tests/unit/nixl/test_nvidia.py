@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import re
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +19,7 @@ from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.texts import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.nixl.worker import devices, vram
 from pytest_nixl.nixl.worker.devices import WorkerGpu, WrongBytes, nvidia, shortest
-from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, _Room, driver_fault
+from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, driver_fault
 from pytest_nixl.nixl.worker.memory import chunks
 
 NO_DRIVER = (
@@ -112,24 +112,6 @@ def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
     assert (caught.value.reason, caught.value.remedy) == expected
 
 
-@pytest.mark.parametrize(
-    ("size", "blocks"),
-    [(8, 1), (8 * 256, 1), (8 * 256 + 1, 2), (8 * 256 * 3, 3), (8 * 256 * 4096, 4096), (8 * 256 * 4097, 4096)],
-)
-def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, blocks: int) -> None:
-    launched: list[tuple[Any, ...]] = []
-
-    def launch(*arguments: Any) -> tuple[int]:
-        launched.append(arguments)
-        return (0,)
-
-    driver = SimpleNamespace(cuLaunchKernel=launch, cuCtxSynchronize=lambda: (0,))
-    DriverDevice(driver, WorkerGpu(0, "", "10" * 16, "0000:1a:00.0"))._launch("nixl_fill", 4096, size, 8192, 0, 0)
-    [(function, *shape, arguments, extra)] = launched
-    assert (function, shape, extra) == ("nixl_fill", [blocks, 1, 1, 256, 1, 1, 0, 0], 0)
-    assert arguments[0] == (4096, size, 8192, 0, 0)
-
-
 class AnyDriver:
     """Bindings of which each function succeeds. A double, because this machine may have no GPU."""
 
@@ -159,7 +141,8 @@ class MemoryDriver:
         self.log: list[tuple[Any, ...]] = []
         self.room = room
         self.memory: dict[int, Any] = {}
-        self.full = False
+        self.full, self.copies = False, True
+        self.launches: list[tuple[Any, ...]] = []
 
     def cuDeviceGet(self, number: int) -> tuple[int, int]:  # noqa: N802 - the driver's name, as those below
         return 0, number + 10
@@ -201,7 +184,7 @@ class MemoryDriver:
     def cuMemcpyHtoD(self, address: int, source: int, size: int) -> tuple[int]:  # noqa: N802
         self.log.append(("write", size))
         ctypes.memmove(address, source, size)
-        return (0,)
+        return (0 if self.copies else 209,)
 
     def cuModuleLoadData(self, code: bytes) -> tuple[int, str]:  # noqa: N802
         self.log.append(("load", code.endswith(b"\0")))
@@ -213,6 +196,7 @@ class MemoryDriver:
     def cuLaunchKernel(self, function: str, *values: Any) -> tuple[int]:  # noqa: N802
         (address, size, _, seed, last), _ = values[-2]
         self.log.append((function, size))
+        self.launches.append((values[:-2], *values[-2]))
         memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
         pattern = np.concatenate([np.zeros(0, np.uint8), *(chunk.copy() for _, chunk in chunks(seed, size))])
         if function == "nixl_fill":
@@ -268,6 +252,31 @@ def test_the_pattern_of_gpu_memory_is_compared_and_its_first_wrong_byte_is_known
     assert device.compare(address, 1000, 7) == WrongBytes(2, 300, whole[300] ^ 1)
     device.fill(address, 1000, 7, inverted=True)
     assert device.compare(address, 1000, 7) == WrongBytes(1000, 0, whole[0] ^ 0xFF)
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"),
+    [(8, 1), (8 * 256, 1), (8 * 256 + 1, 2), (8 * 256 * 3, 3), (8 * 256 * 4096, 4096), (8 * 256 * 4097, 4096)],
+)
+def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, blocks: int) -> None:
+    driver = MemoryDriver()
+    device = DriverDevice(driver, GPU)
+    device.fill(device.allocate(size), size, 7, inverted=True)
+    [(shape, (_, launched, _, seed, mask), kinds)] = driver.launches
+    assert (shape, launched, seed, mask) == ((blocks, 1, 1, 256, 1, 1, 0, 0), size, 7, (1 << 64) - 1)
+    assert kinds == (ctypes.c_uint64,) * 5
+
+
+def test_the_room_of_a_copy_that_fails_is_given_back() -> None:
+    driver = MemoryDriver()
+    device = DriverDevice(driver, GPU)
+    address = device.allocate(16)
+    driver.copies = False
+    with pytest.raises(NixlPluginError, match=rf"^the CUDA driver's cuMemcpyHtoD failed on {re.escape(NAME)}: "):
+        device.fill(address, 16, 7, inverted=False)
+    assert list(driver.memory) == [address]
+    device.fill(address, 0, 7, inverted=False)
+    assert driver.log[-5:] == [("allocate", 8), ("load", True), ("nixl_fill", 0), ("wait",), ("free", 8)]
 
 
 @pytest.mark.parametrize(("room", "size", "fits"), [(23, 24, False), (63, 24, False), (64, 24, True), (66, 25, True)])
@@ -381,25 +390,3 @@ def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.Monkey
     kernels = iter((9.0, 4.0, 2.5, 3.0, 8.0))
     monkeypatch.setattr("pytest_nixl.nixl.worker.devices.time", SimpleNamespace(perf_counter=lambda: sum(times)))
     assert shortest(lambda: times.append(next(kernels))) == 2.5
-
-
-@pytest.mark.parametrize(("size", "fails"), [(0, False), (4, False), (16, False), (16, True)])
-def test_room_on_a_device_holds_the_words_and_is_given_back(size: int, fails: bool) -> None:
-    """The driver is a double, because the stand-in of ``test_vram.py`` cannot fail at one copy."""
-    calls: list[tuple[object, ...]] = []
-
-    def driver(function: str, *arguments: object) -> None:
-        calls.append((function, *arguments))
-        if fails and function == "cuMemcpyHtoD":
-            raise RuntimeError("no copy")
-
-    def reserve(size: int) -> int:
-        calls.append(("reserve", size))
-        return 640
-
-    device: Any = SimpleNamespace(_call=driver, reserve=reserve)
-    array = SimpleNamespace(nbytes=size, ctypes=SimpleNamespace(data=7))
-    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext(), _Room(device, array) as address:
-        assert address == 640
-    copied = [("cuMemcpyHtoD", 640, 7, size)] if size else []
-    assert calls == [("reserve", max(8, size)), *copied, ("cuMemFree", 640)]

@@ -295,10 +295,7 @@ def test_missing_cuda_runtime_is_reported(started: Agents, driver: dict[str, str
 
 @pytest.mark.parametrize(
     ("host", "output", "code"),
-    [
-        ("without_nvml", rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", 1),
-        ("driver", r"\(1 PASS", 0),
-    ],
+    [("without_nvml", rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", 1), ("driver", r"\(1 PASS", 0)],
 )
 def test_the_suite_says_whether_ucx_takes_gpu_memory_for_gpu_memory(
     request: pytest.FixtureRequest, host: str, output: str, code: int

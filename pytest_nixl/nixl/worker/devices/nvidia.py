@@ -259,13 +259,13 @@ class DriverDevice:
         """Write the pattern on the GPU."""
         self.activate()
         with self._room(seed, size) as tile_address:
-            self._launch(self._functions[0], address, size, tile_address, seed & _ALL, _ALL if inverted else 0)
+            self._launch(self._functions[0], address, size, tile_address, seed, _ALL if inverted else 0)
 
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern on the GPU."""
         self.activate()
         with self._room(seed, size) as tile_address, _Room(self, np.array([0, _ALL], np.uint64)) as counters:
-            self._launch(self._functions[1], address, size, tile_address, seed & _ALL, counters)
+            self._launch(self._functions[1], address, size, tile_address, seed, counters)
             count, first = np.frombuffer(self.read(counters, _RESULT_BYTES), dtype=np.uint64).tolist()
         return WrongBytes(count, first >> 8, first & 0xFF) if count else None
 
