@@ -26,7 +26,6 @@ from pytest_nixl.nixl.worker import commands as worker_commands
 from pytest_nixl.nixl.worker import devices, nixl_api, transfer
 from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
 from pytest_nixl.nixl.worker.devices import WorkerGpu
-from pytest_nixl.nixl.worker.imported_files import import_file
 
 #: The first object that a worker keeps.
 AGENT = Ref(1, "agent")
@@ -593,20 +592,3 @@ def test_contention_and_counters_are_of_the_timed_windows(
 def test_pytest_reads_the_table_of_commands_without_numpy() -> None:
     read = "import sys; from pytest_nixl.model.worker_commands import WORKER_COMMANDS; len(WORKER_COMMANDS)"
     subprocess.run([sys.executable, "-c", f"{read}; assert 'numpy' not in sys.modules"], check=True)
-
-
-@pytest.mark.parametrize("marked", [True, False])
-def test_a_module_of_a_file_is_imported_after_its_packages(tmp_path: Path, marked: bool) -> None:
-    inner = tmp_path / "outer_of_test" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "value.py").write_text("VALUE = 7\n")
-    (inner / "test_x.py").write_text("from .value import VALUE\nfrom ..inner.value import VALUE as SAME\n")
-    for folder in (inner, inner.parent) if marked else ():
-        (folder / "__init__.py").touch()
-    try:
-        module = import_file("outer_of_test.inner.test_x", str(inner / "test_x.py"))
-        assert module.VALUE == module.SAME == 7
-        assert import_file("outer_of_test.inner.test_x", str(inner / "test_x.py")) is module
-    finally:
-        for name in [name for name in sys.modules if name.startswith("outer_of_test")]:
-            del sys.modules[name]
