@@ -15,7 +15,7 @@ from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.model.nixl_releases import PACKAGES
 from pytest_nixl.model.tools import DRIVER_STANDIN, RUN_DIRECTORY, own_variables
 from pytest_nixl.nixl.backends import driver_standin, libfabric, with_driver_standin
-from pytest_nixl.nixl.backends.driver_standin import bound_functions, refusal, write_standin
+from pytest_nixl.nixl.backends.driver_standin import bound_functions, refusal, shared_object, write_standin
 from pytest_nixl.nixl.backends.libfabric import PLUGIN
 from pytest_nixl.nixl.backends.libraries import (
     DRIVER,
@@ -104,25 +104,24 @@ def test_functions_are_those_that_the_real_plugin_binds(plugin: str, tmp_path: P
     assert (done.stdout, done.stderr) == ("{100} False\n", "")
 
 
-@pytest.mark.long
-def test_workers_of_a_run_share_one_file(plugin: str, tmp_path: Path) -> None:
-    first = write_standin(str(tmp_path), plugin)
-    written = os.stat(first).st_ino
-    assert write_standin(str(tmp_path), plugin) == first
-    assert os.stat(first).st_ino == written
-    assert os.listdir(tmp_path) == [os.path.basename(first)]
-
-
-def test_changed_plugins_get_another_file(tmp_path: Path) -> None:
-    plugin = tmp_path / "libplugin_X.so"
+def test_workers_of_a_run_share_one_file_until_the_plugins_change(tmp_path: Path) -> None:
+    plugin, run = tmp_path / "libplugin_X.so", tmp_path / "run"
+    run.mkdir()
     written = []
     for text, modified in (("a", 1), ("a", 1), ("ab", 1), ("ab", 2)):
         plugin.write_text(text)
         os.utime(plugin, (modified, modified))
-        written.append(write_standin(str(tmp_path), str(plugin)))
+        written.append(write_standin(str(run), str(plugin)))
+        if len(written) == 1:
+            Path(written[0]).write_bytes(b"not written again")
     (tmp_path / "libplugin_Y.so").write_text("a")
-    written.append(write_standin(str(tmp_path), str(plugin)))
+    written.append(write_standin(str(run), str(plugin)))
     assert [written.index(path) for path in written] == [0, 0, 2, 3, 4]
+    assert Path(written[0]).read_bytes() == b"not written again"
+    assert sorted(os.listdir(run)) == sorted({os.path.basename(path) for path in written})
+    functions = ["cuDeviceGetCount", "cuDriverGetVersion", "cuGetErrorString", "cuInit"]
+    expected = shared_object("libcuda.so.1", functions, 100, platform.machine())
+    assert (Path(written[4]).read_bytes(), os.stat(written[4]).st_mode & 0o777) == (expected, 0o755)
 
 
 NOT_FOUND = (

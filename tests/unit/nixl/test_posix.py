@@ -131,33 +131,24 @@ broken line
 
 
 @pytest.mark.parametrize(
-    ("directory", "system"),
+    ("mounts", "directory", "system"),
     [
-        ("/tmp/x", "ext4"),
-        ("/dev/shm", "tmpfs"),
-        ("/dev/shmem", "ext4"),
-        ("/data/lustre/kv", "lustre"),
-        ("/data/two words/kv", "xfs"),
+        (MOUNTS, "/tmp/x", "ext4"),
+        (MOUNTS, "/dev/shm", "tmpfs"),
+        (MOUNTS, "/dev/shmem", "ext4"),
+        (MOUNTS, "/data/lustre/kv", "lustre"),
+        (MOUNTS, "/data/two words/kv", "xfs"),
+        ("", "/tmp", "unknown"),
+        ("1 0 0:1 / / - ext4 /dev/vda rw", "/a", "ext4"),  # without options and tags: five fields are enough
+        ("1 0 0:1 / - ext4 /dev/vda rw", "/a", "unknown"),
+        ("1 0 0:1 / / rw - ext4 - rw", "/a", "unknown"),
+        ("1 0 0:1 / /other rw - ext4 /dev/vda rw", "/a", "unknown"),
+        ("1 0 0:1 / / rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "/a", "xfs"),  # the later mount hides the earlier one
+        ("1 0 0:1 / /data/a rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "/data/a", "ext4"),
     ],
 )
-def test_file_system_is_that_of_the_nearest_mount(directory: str, system: str) -> None:
-    assert file_system(directory, MOUNTS) == system
-    assert file_system(directory, "") == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("mount", "system"),
-    [
-        ("1 0 0:1 / / - ext4 /dev/vda rw", "ext4"),  # without options and tags: five fields are enough
-        ("1 0 0:1 / - ext4 /dev/vda rw", "unknown"),
-        ("1 0 0:1 / / rw - ext4 - rw", "unknown"),
-        ("1 0 0:1 / /other rw - ext4 /dev/vda rw", "unknown"),
-        ("1 0 0:1 / / rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "xfs"),  # the later mount hides the earlier one
-        ("1 0 0:1 / /data/a rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "ext4"),
-    ],
-)
-def test_lines_of_mounts_are_read_if_they_have_all_fields(mount: str, system: str) -> None:
-    assert file_system("/data/a", mount) == system
+def test_a_file_system_is_that_of_the_nearest_mount(mounts: str, directory: str, system: str) -> None:
+    assert file_system(directory, mounts) == system
 
 
 @pytest.mark.parametrize(
