@@ -339,7 +339,7 @@ class NixlAgent(AgentCalls):
         """
         settings = self._siblings.settings if self._siblings is not None else None
         pairs = settings.memory if settings is not None else (HOST,)
-        pair = next((pair for pair in pairs if pair.on_gpu), pairs[0])
+        pair = next((pair for pair in pairs if pair.on_gpu), HOST)
         memory = pair.initiator if initiator else "DRAM" if pair.stored else pair.target
         devices = settings.devices if settings is not None else None
         number = 0 if devices is None else devices.initiator if initiator else devices.target

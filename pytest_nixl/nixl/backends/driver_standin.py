@@ -64,8 +64,8 @@ def refusal(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def bound_functions(plugins: Sequence[str]) -> list[str]:
-    """Return the functions of the CUDA driver that plugins bind, sorted.
+def bound_functions(plugins: Sequence[str]) -> set[str]:
+    """Return the functions of the CUDA driver that plugins bind.
 
     :param plugins: the paths of the plugins.
     :raises ValueError: a file is not an ELF file.
@@ -81,7 +81,7 @@ def bound_functions(plugins: Sequence[str]) -> list[str]:
                         functions.add(symbol.name)
             except exceptions.ELFError as error:
                 raise ValueError(f"{path} is damaged: {error}") from None
-    return sorted(functions)
+    return functions
 
 
 def write_standin(directory: str, plugin: str) -> str:

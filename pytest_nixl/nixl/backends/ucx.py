@@ -142,9 +142,10 @@ class UcxBackend:
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
         """Return a sentence if UCX moved GPU memory to another agent only as host memory; otherwise an empty text."""
         tables = [table for table in _tables(log, _OPERATIONS[op]) if table.scope != "self"]
-        if not tables or any(table.suits(memory) for table in tables) or tables[-1].memory is None:
+        moved = tables[-1].memory if tables else None
+        if moved is None or any(table.suits(memory) for table in tables):
             return ""
-        ends = zip(("initiator", "target"), (memory.initiator, memory.target), tables[-1].memory, strict=True)
+        ends = zip(("initiator", "target"), (memory.initiator, memory.target), moved, strict=True)
         wrong = [end for end, kind, taken in ends if kind == "VRAM" and taken == "host"]
         took = " and ".join(f"{end}'s VRAM" for end in wrong)
         return f"UCX moved the {took} as host memory" if wrong else ""

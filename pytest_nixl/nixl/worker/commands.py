@@ -501,7 +501,8 @@ class Commands:
     def do_free_port(self) -> Annotated[int, Number(1, 65535, whole=True)]:
         """Return a free TCP port of this host, for a program that cannot choose one itself."""
         with socket.create_server(("", 0)) as server:
-            return int(server.getsockname()[1])
+            port: int = server.getsockname()[1]
+        return port
 
     def do_tool_find(self, tool: Name) -> dict[str, Line] | None:
         """Return path and versions of a program on this rank; None if it has none."""

@@ -236,7 +236,7 @@ def backend_parameters(agent: Any, backend: str, requested: Mapping[str, str], t
         if plugin != "UCX" and THREADS_PARAMETER not in known_parameters:
             raise NixlPluginError(f"{backend} of NIXL {installed()[1]} has no worker threads", "omit --nixl-threads")
         return {**requested, THREADS_PARAMETER: str(threads)}
-    return dict(requested)
+    return {**requested}
 
 
 def port_for(version: str, port: int) -> int:
@@ -265,7 +265,8 @@ def _bound(port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         asking.bind(("", port))
-        return int(asking.getsockname()[1])
+        bound: int = asking.getsockname()[1]
+    return bound
 
 
 def empty_list(agent: Any, method: str, mem_type: str) -> Any:

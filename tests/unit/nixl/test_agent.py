@@ -191,6 +191,8 @@ def test_agents_start_on_their_hosts_in_turn_with_the_options_of_the_run(
         first = agents.start("a", environment=environment, **values)
         others = agents.start_each(["b", None, "d"], hosts=hosts[1:], **values)
     assert [agent.worker.rank for agent in (first, *others)] == [0, 1, 2, 1]
+    for agent in (first, *others):
+        assert f"{agent.name!r} created with {backend} in" in repr(agent)
     plain = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None}
     starts = [entry[2:] for entry in log if entry[1] == "start"]
     assert starts == [

@@ -235,6 +235,8 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         ("http://::1:5", "http://[::1]:5"),
         ("u@[::1]:5", "http://[::1]:5"),
         ("[::1:5", "http://[::1]:5"),
+        ("u:p@q:2,u:x,y@h:1", "http://h:1"),
+        ("h:1 :", ""),
         ("::1:x", ""),
     ],
 )

@@ -54,6 +54,7 @@ def test_all_packages_of_nixl_are_listed_and_the_first_folder_counts(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(site, "nixl==1.5.1", "nixl-cu12==1.5.1", "nixl-rocm6==1.4.0", "nixl-tools==9.0", "nixlbench==9.0")
+    install(site, *(f"nixl-rocm6==1.4.{number}" for number in range(9, 0, -1)))
     install(site, "nixl-rocm-x==1.3.0", "nixl-cu14==", "nixl-==9.0", "nixl-cu==9.0")
     install(tmp_path / "other", "nixl-cu12==1.4.0", "nixl-cu13==1.5.0")
     monkeypatch.setattr(sys, "path", [str(site), str(tmp_path / "other")])

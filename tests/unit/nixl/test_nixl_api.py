@@ -127,6 +127,17 @@ def test_a_release_without_synchronization_modes_says_so(monkeypatch: pytest.Mon
         nixl_api.make_agent("a", sync_mode="rw")
 
 
+def test_an_empty_list_is_made_by_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = SimpleNamespace(
+        nixlRegDList=lambda memory: ("reg", memory), nixlXferDList=lambda memory: ("xfer", memory)
+    )
+    monkeypatch.setitem(sys.modules, "bindings_of_test", bindings)
+    bound = type("nixlAgent", (), {"__module__": "bindings_of_test"})
+    agent = SimpleNamespace(agent=bound(), nixl_mems={"DRAM": 7})
+    lists = [nixl_api.empty_list(agent, method, "DRAM") for method in ("get_reg_descs", "get_xfer_descs")]
+    assert lists == [("reg", 7), ("xfer", 7)]
+
+
 @pytest.mark.parametrize(("version", "torch"), [("1.3.2", True), ("1.4.0", False)])
 def test_a_release_that_imports_torch_asks_for_it(monkeypatch: pytest.MonkeyPatch, version: str, torch: bool) -> None:
     monkeypatch.setitem(sys.modules, "nixl._api", None)  # an import of it fails
@@ -162,7 +173,7 @@ def load_beside_torch(folder: Path, cuda: str) -> list[str]:
 
 
 def test_a_torch_for_a_cuda_without_a_nixl_is_what_to_change(tmp_path: Path) -> None:
-    assert load_beside_torch(tmp_path, "11.8") == [
+    assert load_beside_torch(tmp_path, "11.8.1") == [
         "NIXL cannot be loaded: torch is built for CUDA 11, for which there is no package of NIXL",
         "install a torch that is built for CUDA 12 or newer",
     ]
@@ -171,7 +182,7 @@ def test_a_torch_for_a_cuda_without_a_nixl_is_what_to_change(tmp_path: Path) -> 
 def test_a_nixl_for_another_cuda_than_that_of_torch_is_named_with_the_one_to_install(tmp_path: Path) -> None:
     """NIXL itself chooses its package: by the CUDA version of the torch that is installed."""
     name, version = nixl_api.installed()
-    assert load_beside_torch(tmp_path, "99.0") == [
+    assert load_beside_torch(tmp_path, "99.0.1") == [
         f"torch is built for CUDA 99, and beside it NIXL loads only nixl-cu99; installed: {name} {version}",
         f"install NIXL for this Python: `pip install --no-deps nixl-cu99=={version}`, or use the image's own build",
     ]

@@ -39,6 +39,7 @@ class KeptStore(StoreClient):
         self._fails, self._wrong = fails, wrong
         self.objects: dict[str, bytes] = {}
         self.log: list[str] = []
+        self.sizes: list[int] = []
 
     def _asked(self, request: str) -> None:
         self.log.append(request)
@@ -48,6 +49,7 @@ class KeptStore(StoreClient):
     def put(self, key: str, content: bytes) -> None:
         self._asked("put")
         self.objects[key] = content
+        self.sizes.append(len(content))
 
     def get(self, key: str, offset: int, size: int) -> bytes:
         self._asked("get")
@@ -64,7 +66,7 @@ class KeptStore(StoreClient):
 def test_a_probe_leaves_no_object_and_reads_what_it_stored() -> None:
     store = KeptStore()
     store.probe("k")
-    assert (store.log, store.objects) == (["put", "get", "delete"], {})
+    assert (store.log, store.objects, store.sizes) == (["put", "get", "delete"], {}, [1024])
 
 
 @pytest.mark.parametrize(

@@ -374,6 +374,8 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
     assert len(timing["windows"]) == 50
     assert timing["latencies"] == [pytest.approx(0.001)] * 1000
     assert len(timed(TimedInitiator([0.001]), iterations=201)["windows"]) == WINDOWS
+    slow_at_first = TimedInitiator([0.001, 0.001, 0.01, 0.001])
+    assert len(timed(slow_at_first, duration=0.999, iterations=200)["windows"]) == 41
 
 
 @pytest.mark.parametrize(

@@ -198,10 +198,12 @@ def test_the_heading_of_a_read_also_has_the_initiators_memory_first(form: str, m
         ("DRAM:DRAM", "DRAM:VRAM", "UCX moved the target's VRAM as host memory"),
         ("DRAM:VRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM as host memory"),
         ("VRAM:VRAM", "DRAM:DRAM", ""),
+        ("DRAM:DRAM DRAM:VRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM as host memory"),
+        ("DRAM:VRAM DRAM:DRAM", "DRAM:VRAM", ""),
     ],
 )
 def test_gpu_memory_that_was_moved_as_host_memory_is_reported(logged: str, requested: str, message: str) -> None:
-    log = NEWER.format(heading=HEADINGS[logged], config="cma/memory")
+    log = "".join(NEWER.format(heading=HEADINGS[memory], config="cma/memory") for memory in logged.split())
     assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(requested)) == message
 
 

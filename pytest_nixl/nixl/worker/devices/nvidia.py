@@ -143,7 +143,8 @@ class CudaDriver:
                 return f"{package} {importlib.metadata.version(package)}"
             except importlib.metadata.PackageNotFoundError:
                 continue
-        return str(self._driver.__name__)
+        name: str = self._driver.__name__
+        return name
 
     def devices(self) -> list[WorkerGpu]:
         """Return the GPUs that CUDA sees."""
