@@ -163,7 +163,7 @@ def _form_fault(names: MemberNames, part: str, target: str) -> str:
         return "has a user or password, which NIXL cannot send: it reads them as part of the host name"
     if re.search(r"['\"]", part):
         return "has quotes, which NIXL reads as part of the address"
-    if re.search(r"\s", part.strip()) or (part != part.strip() and re.search(r"\s", target)):
+    if re.search(r"\s", part.strip()) or re.search(r"\s", target):
         return "has a space in it, which NIXL reads as part of the address (separate members by a comma)"
     if re.match("unixs?:", part):
         return "names a socket file, but NIXL's client connects to TCP addresses only"
@@ -211,7 +211,7 @@ def _nixl_notes(text: str, members: Sequence[_Member], used: Sequence[_Member]) 
 
 
 def _joined(contacts: Iterable[Address]) -> str:
-    addresses = list(dict.fromkeys(map(str, contacts)))
+    addresses = list(map(str, contacts))
     if len(addresses) > _LISTED:
         addresses = [", ".join(addresses[:_LISTED]), f"{len(addresses) - _LISTED} more"]
     return " and ".join(addresses)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers.vram_functions import OfCuda
 
+from pytest_nixl.nixl.worker import devices
 from pytest_nixl.nixl.worker.arrays import descriptor_of
 
 BLOCK = np.arange(24, dtype=np.float64).reshape(2, 3, 4)
@@ -93,6 +94,11 @@ def test_description_does_not_free_the_array() -> None:
     for _ in range(1000):
         descriptor_of(array)
     assert int(array.sum()) == 7000
+
+
+def test_the_gpu_of_an_array_that_does_not_report_it_is_that_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "vendor", lambda: SimpleNamespace(owner=lambda address: address + 1))
+    assert descriptor_of(OfCuda(shape=(4,), typestr="<f4", data=(4096, False))) == (4096, 16, 4097, "VRAM")
 
 
 class OfTorch:

@@ -270,9 +270,14 @@ def test_what_is_wrong_with_the_form_of_a_member_is_named(texts: str, fault: str
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("http://é😀:1", None), ("a\\b:1", None), ("a\x1b\u2028:1", "a\\x1b\\u2028:1")]
+    ("text", "shown"),
+    [
+        *[("http://é😀:1", None), ("a\\b:1", None), ("a\x1b\u2028:1", "a\\x1b\\u2028:1")],
+        *[("http://u:p@h:1", "http://***@h:1"), ("h:1?token=hunter22", "h:1?token=***")],
+        ("http://u:p,x@h:1;http://v@i:2", "***@i:2"),
+    ],
 )
-def test_only_what_is_not_printable_is_escaped(text: str, shown: str | None) -> None:
+def test_a_shown_text_has_no_secret_and_nothing_that_is_not_printable(text: str, shown: str | None) -> None:
     assert explain(text, suppose).text == (shown or text)
 
 
@@ -328,6 +333,14 @@ TEXTS_OF = {
         ("http://h:99999", f"'http://h:99999' has the port '99999', which is not a number from 0 to 65535{ONLY}", [],
          ["write http://HOST:PORT", "the port '99999' is invalid: give a number from 1 to 65535", RESOLVES]),
         ("h: 1", "it contacts 192.0.2.1:1", [], ["write http://HOST:PORT", RESOLVES]),
+        (" http://h", f"' http://h' names no port, and NIXL has no default{ONLY}", [],
+         ["write http://h:2379", NO_PORT]),
+        *[(text, f"{text!r} has a space in it, which NIXL reads as part of the address (separate members by a comma)"
+           f"{ONLY}", [], remedy) for text, remedy in (("a b:1", ["write http://a:2379,http://b:1", NO_PORT,
+           f"{LIST} http://a:2379"]), ("h:1 ", ["write http://h:1"]), ("h :1", ["write http://HOST:PORT", RESOLVES]))],
+        ("http://u:p@h:1;http://i:2", "it contacts 192.0.2.1:2", [DROPPED, "'http://***@h:1' without a message: it has "
+         "a user or password, which NIXL cannot send: it reads them as part of the host name"],
+         ["write http://h:1,http://i:2", NO_LOGIN, f"{LIST} http://h:1"]),
         ("[::ffff:127.0.0.1]:5", "it contacts [::ffff:127.0.0.1]:5", [], ["write http://127.0.0.1:5"]),
         ("unix:/s", f"'unix:/s' names a socket file, but NIXL's client connects to TCP addresses only{ONLY}", [],
          ["write http://HOST:PORT", RESOLVES]),

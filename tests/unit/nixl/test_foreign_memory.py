@@ -78,7 +78,7 @@ def test_a_real_filter_is_named() -> None:
 
 FILTER = "a seccomp filter (the container's) forbids"
 #: Values of UCX_TLS that permit cma, and others.
-WITH_CMA = ("", "all", "sm,self", "cma", "rc, shm", "^tcp", "^posix", "^tcp, ud", ",")
+WITH_CMA = ("", "all", "sm,self", "cma", "rc, shm", "^tcp", "^posix", "^tcp, ud", ",", " ")
 WITHOUT_CMA = ("tcp", "self,posix", "^cma", "^sm,tcp", "^tcp, all", "tcp^cma")
 
 

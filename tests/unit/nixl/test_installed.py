@@ -14,6 +14,7 @@ import pytest
 from pytest_nixl.nixl import installed
 from pytest_nixl.nixl.installed import (
     cuda_of_nixl,
+    hidden_module,
     import_fault,
     nixl_packages,
     pip_command,
@@ -146,7 +147,7 @@ NOEXEC = (
     [
         (ImportError("x.so: failed to map segment from shared object"), False,
          ("the kernel refuses to map it", NOEXEC)),
-        (ModuleNotFoundError("no", name="numpy.core"), False,
+        (ModuleNotFoundError("no", name="numpy.core.x"), False,
          ("NIXL imports the module numpy", "run `pip install numpy`")),
         (ModuleNotFoundError("no", name="nixl_cu12._bindings"), False, ("", "")),
         (ImportError("no", name="numpy"), False, ("", "")),
@@ -170,3 +171,21 @@ def test_an_import_that_fails_has_a_cause_and_a_remedy(
     assert import_fault(error) == tuple(part.format(site=site) for part in expected)
     assert (wheel_damage() is not None) is damaged
     assert importlib.metadata.version("nixl-cu12") == "1.5.1"
+
+
+@pytest.mark.parametrize("shadow", ["module_of_test.py", "module_of_test/__init__.py"])
+def test_a_file_that_hides_an_installed_module_is_named_with_it(site: Path, tmp_path: Path, shadow: str) -> None:
+    install(site, "acme==1.2")
+    (site / "acme-1.2.dist-info" / "RECORD").write_text("x.py,,\nmodule_of_test.py,,\n")
+    (site / "module_of_test.py").touch()
+    error = ModuleNotFoundError(name="module_of_test.inner.x")
+    assert hidden_module(error) is None
+    hiding = tmp_path / "own" / shadow
+    hiding.parent.mkdir(parents=True)
+    hiding.touch()
+    sys.path.insert(0, str(tmp_path / "own"))
+    reason = f"{hiding} hides the module module_of_test of acme 1.2 ({site / 'module_of_test.py'})"
+    remedy = f"rename {hiding}, or take {tmp_path / 'own'} out of PYTHONPATH and do not start in it"
+    assert hidden_module(error) == (reason, remedy)
+    (site / "module_of_test.py").unlink()
+    assert hidden_module(error) is None

@@ -7,6 +7,7 @@ Files and libraries are made by the tests. ``tests/libfabric`` tests the real li
 from __future__ import annotations
 
 import configparser
+import ctypes
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from pytest_nixl.nixl.backends.libraries import (
     RequiredLibrary,
     find_plugin,
     needed,
+    open_library,
     remedies,
 )
 from pytest_nixl.report.table import lines
@@ -114,6 +116,15 @@ def test_a_missing_library_is_reported_with_the_searched_places_and_three_remedi
         f"not set; searched LD_LIBRARY_PATH (/some/lib), the loader's cache (ldconfig -p), /opt/fabric and {package}"
     )
     assert caught.value.remedy == remedy
+
+
+def test_a_library_that_cannot_be_loaded_is_named_with_its_backend(tmp_path: Path) -> None:
+    assert isinstance(open_library(FABRIC, "libc.so.6", "the backend"), ctypes.CDLL)
+    damaged = library(tmp_path / "libfabric.so.1")
+    with pytest.raises(LibraryError) as caught:
+        open_library(FABRIC, damaged, "the backend")
+    assert caught.value.reason.startswith(f"{damaged} (libfabric) cannot be loaded for the backend: {damaged}: ")
+    assert caught.value.remedy == remedies(FABRIC)
 
 
 def test_needed_libraries_are_read_from_the_plugin(tmp_path: Path) -> None:

@@ -130,6 +130,16 @@ def test_names_of_gpus_are_read_without_the_zeros_after_them() -> None:
     assert nvidia.CudaDriver(driver).devices() == [first, WorkerGpu(1, "GPU of 11", "0b" * 16, "0000:1a:11.0")]
 
 
+class Pointer:
+    """An address as the bindings have it: a number only if it is made one."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __int__(self) -> int:
+        return self._address
+
+
 class MemoryDriver:
     """Bindings of a driver whose GPUs are the memory of this process, and whose kernels are numpy.
 
@@ -159,21 +169,21 @@ class MemoryDriver:
         self.log.append(("wait",))
         return (0,)
 
-    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+    def cuMemAlloc(self, size: int) -> tuple[int, Pointer | None]:  # noqa: N802
         self.log.append(("allocate", size))
         if size > self.room - sum(array.nbytes for array in self.memory.values()):
-            return 2, 0
+            return 2, None
         array = np.full(size, 0x55, np.uint8)
         self.memory[array.ctypes.data] = array
-        return 0, array.ctypes.data
+        return 0, Pointer(array.ctypes.data)
 
-    def cuMemFree(self, address: int) -> tuple[int]:  # noqa: N802
-        self.log.append(("free", self.memory.pop(address).nbytes))
+    def cuMemFree(self, address: Pointer | int) -> tuple[int]:  # noqa: N802
+        self.log.append(("free", self.memory.pop(int(address)).nbytes))
         return (0,)
 
-    def cuMemsetD8(self, address: int, value: int, size: int) -> tuple[int]:  # noqa: N802
+    def cuMemsetD8(self, address: Pointer, value: int, size: int) -> tuple[int]:  # noqa: N802
         self.log.append(("set", value, size))
-        ctypes.memset(address, value, size)
+        ctypes.memset(int(address), value, size)
         return (0,)
 
     def cuMemcpyDtoH(self, to: int, address: int, size: int) -> tuple[int]:  # noqa: N802
@@ -181,9 +191,9 @@ class MemoryDriver:
         ctypes.memmove(to, address, size)
         return (0,)
 
-    def cuMemcpyHtoD(self, address: int, source: int, size: int) -> tuple[int]:  # noqa: N802
+    def cuMemcpyHtoD(self, address: Pointer | int, source: int, size: int) -> tuple[int]:  # noqa: N802
         self.log.append(("write", size))
-        ctypes.memmove(address, source, size)
+        ctypes.memmove(int(address), source, size)
         return (0 if self.copies else 209,)
 
     def cuModuleLoadData(self, code: bytes) -> tuple[int, str]:  # noqa: N802
@@ -218,6 +228,7 @@ def test_each_use_of_a_gpu_makes_it_the_current_one_and_gives_its_room_back() ->
     driver = MemoryDriver()
     device = DriverDevice(driver, GPU)
     address = device.allocate(20)
+    assert isinstance(address, int)
     reserved = [("allocate", 3 * 8 + 16), ("free", 3 * 8 + 16)]
     begin = [("retain", 11), CURRENT, ("allocate", 20)]
     assert driver.log == [*begin, *reserved, ("set", 0, 20), ("wait",)]

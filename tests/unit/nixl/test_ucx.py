@@ -227,6 +227,8 @@ def test_table_of_the_agent_itself_is_no_finding() -> None:
          "configured with CUDA/ROCm support. VRAM registration cannot proceed.",
          "VRAM memory is detected as host by UCX"),
         ("E1121 ucx_utils.cpp:200] failed to ucp_mem_map: Invalid parameter", ""),
+        ("A memory is detected as host by UCX. B memory is detected as host by UCX.",
+         "B memory is detected as host by UCX"),
     ],
 )  # fmt: skip
 def test_message_of_nixl_about_refused_gpu_memory_is_parsed(log: str, message: str) -> None:
@@ -262,6 +264,7 @@ def test_worker_shortens_the_wait_of_a_ucx_that_knows_how(
     content: bytes, before: str | None, after: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "nixl_cu12.libs" / "libucs-14c218c5.so.0.0.0").write_bytes(content)
+    (site / "nixl_cu12.libs" / "libucs-00000000.so.0").touch()
     if before is not None:
         monkeypatch.setenv(GRACE, before)
     BACKEND.load({"nixl_package": "nixl-cu12", "nixl": "1.5.1"})
@@ -387,6 +390,7 @@ def test_what_the_cuda_modules_of_ucx_lack_is_recorded(
 
     for module, soname in (("libucm_cuda", "libcudart.so.12"), ("libuct_cuda", "libnvidia-ml.so.1")):
         (tmp_path / f"{module}.so.0").write_bytes(b"\0%b\0" % soname.encode())
+        (tmp_path / f"{module}.so.0.0.0").write_bytes(b"only the first counts")
     finder: Any = SimpleNamespace(environ={"UCX_MODULE_DIR": str(tmp_path), **named}, candidates=candidates)
     monkeypatch.setattr(libraries, "loader_finds", lambda soname: bool(loaded) and soname.startswith(loaded))
     monkeypatch.setattr(libraries, "open_library", lambda _, path, backend: paths.append(f"{path} {backend}"))
