@@ -290,7 +290,7 @@ INTERFACES = "pytest-nixl: interface lo 127.0.0.1\npytest-nixl: interface eth7 1
         ("Created rail 1 (device=a, provider=tcp)\nCreated rail 2 (device=b, provider=tcp)\n" * 2, ("tcp/a", "tcp/b")),
         ("Created rail (device=a, provider=tcp)\nCreated rail 1 (device=, provider=tcp)\n", ()),
         ("Created rail 1 (device=a, provider=)\nCreated rails using provider=tcp\n", ()),
-        ("Created rail 1 (device=a (b), provider=tcp)\n", ()),
+        ("Created rail 1 (device=a (b), provider=tcp)\nCreated rail 1 (device=a?, provider=b?)\n", ("b?/a?",)),
         ("Created 1 rails using provider=\nDiscovered 1  devices\n", ()),
         (
             "Created 1 rails using provider=tcp;ofi_rxm\nCreated 2 rails using provider=verbs\n" * 2,

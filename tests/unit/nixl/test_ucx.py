@@ -111,7 +111,7 @@ OF_OLDER = "".join(
         (table("inter-node", "tcp/a") + table("inter-node", "tcp/b"), 4096, ("tcp/b",)),
         (OF_OLDER, 4096, ("tcp/a",)),
         *[(log, 4096, ()) for log in ("", "no table at all\n", TABLE[:90])],
-        *[(UNITS + f"| {cells} |\n", 1025, ()) for cells in ("K..1M | x | t/a", "..2K | x | t/a", "0..K | x | t/a",
+        *[(UNITS + f"| {cells} |\n", 1025, ()) for cells in ("K..1M | x | t/a", "..2K | x | t/a", "1025..K | x | t/a",
           "0..2KB | x | t/a", "x0..2K | x | t/a", "0..2K | x | 1t/a", "0..2K | x | t/")],
         (UNITS + "| 1025 | x | on t/a, a.b/c:1-d and tcp/lo |\n", 1025, ("t/a", "b/c:1-d", "tcp/lo")),
     ],

@@ -233,20 +233,6 @@ def test_all_memory_is_freed_and_each_context_is_retained_once(agent: NixlAgent,
     assert set(re.findall(r"retain (\d+)", Path(driver["STANDIN_LOG"]).read_text())) == {"1"}
 
 
-def test_each_call_uses_the_gpu_of_its_buffer(agent: NixlAgent) -> None:
-    first, other = (agent.allocate(4096, "VRAM", device=device) for device in (0, 1))
-    for buffer in (first, other):
-        buffer.fill(buffer.device).result()
-    for buffer in (first, other):
-        assert buffer.compare(buffer.device) is None
-    for buffer in (first, other):
-        buffer.write(b"over", offset=7)
-    for buffer in (first, other):
-        assert buffer.read(7, 4) == b"over"
-    for buffer in (first, other):
-        buffer.free()
-
-
 def test_ucx_registers_gpu_memory_as_gpu_memory(agent: NixlAgent) -> None:
     buffer = agent.allocate(4096, "VRAM", device=1)
     agent.deregister_memory(agent.register(buffer))
