@@ -107,21 +107,55 @@ def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_it
 def test_only_an_agent_with_ucx_says_what_limits_its_transports(
     nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    assert create(["UCX"])["versions"]["ucx_tls"] == "tcp"
+    monkeypatch.setenv("UCX_TLS", "tcp," * 60)
+    assert create(["UCX"])["versions"]["ucx_tls"] == "tcp," * 50
     assert create(["POSIX"])["versions"] == {"library of POSIX": "1.0", "ucx": "1.23.0"}
 
 
+def test_the_store_of_an_agent_is_tried_first_and_used_by_its_buffers(
+    nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_store(*values: object) -> SimpleNamespace:
+        nixl.log.append(values)
+        return SimpleNamespace(close=lambda: nixl.log.append("close"))
+
+    monkeypatch.setattr(
+        worker_commands, "objects", SimpleNamespace(open_store=open_store, ObjectBuffer=lambda *_: BUFFER)
+    )
+    monkeypatch.setattr(nixl, "get_plugin_list", lambda: ["UCX", "OBJ", "AZURE_BLOB"])
+    commands = Commands(lambda: False)
+    options = {"progress_thread": False, "listen_thread": False, "listen_port": 0, "telemetry": False}
+    named = {
+        "name": "a",
+        "backends": ["UCX", "AZURE_BLOB", "OBJ"],
+        "parameters": {"AZURE_BLOB": {"container_name": "c"}},
+    }
+    commands.handle("create_agent", {**named, **options})
+    commands.handle("allocate", {"size": 8, "memory_type": "OBJ"})
+    store = ("AZURE_BLOB", parameters["AZURE_BLOB"])
+    assert nixl.log[:3] == [store, "close", ("load", "UCX", "1.5.1")]
+    assert nixl.log[-1] == store
+
+
 def test_a_plugin_that_this_nixl_lacks_is_named_with_those_that_it_has(nixl: LoggedNixl) -> None:
-    with pytest.raises(NixlPluginError, match=r"^NIXL has no plugin GDS: it has UCX, POSIX, OWN"):
+    with pytest.raises(NixlPluginError) as caught:
         create(["UCX", "GDS"])
+    assert caught.value.reason == "NIXL has no plugin GDS: it has UCX, POSIX, OWN"
+    assert caught.value.remedy == nixl_api.plugin_remedy()
     assert ("create", "UCX", {"threads": "0"}) in nixl.log
 
 
-def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
-    nixl.fault = RuntimeError("no plugin")
-    with pytest.raises(NixlPluginError, match=r"^NIXL cannot create an agent: no plugin"):
-        create(["UCX"])
+def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_api, "creation_remedy", lambda error, port: f"remedy of {error} at {port}")
+    monkeypatch.setattr(worker_commands, "start_fault", lambda: ("too many threads", "end some"))
+    busy = "thread: Resource temporarily unavailable"
+    for error, reason, remedy in (
+        ("no plugin", "no plugin", "remedy of no plugin at 5"), (busy, f"{busy}: too many threads", "end some"),
+    ):  # fmt: skip
+        nixl.fault = RuntimeError(error)
+        with pytest.raises(NixlPluginError) as caught:
+            create(["UCX"])
+        assert (caught.value.reason, caught.value.remedy) == (f"NIXL cannot create an agent: {reason}", remedy)
     nixl.fault = ValueError("an empty name")
     with pytest.raises(nixl_api.NixlCallError, match=r"^an empty name$"):
         create(["UCX"])

@@ -23,6 +23,7 @@ from pytest_nixl.nixl.installed import (
     wheel_damage,
     wheel_for_torch,
 )
+from pytest_nixl.nixl.worker import nixl_api
 
 
 @pytest.fixture
@@ -189,3 +190,23 @@ def test_a_file_that_hides_an_installed_module_is_named_with_it(site: Path, tmp_
     assert hidden_module(error) == (reason, remedy)
     (site / "module_of_test.py").unlink()
     assert hidden_module(error) is None
+
+
+def test_the_loaded_nixl_is_the_package_that_installed_its_module(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nixl_api.installed() == ("nixl", "of no package")
+    install(site, "nixl==1.5.0", "nixl-cu12==1.5.1", "nixl-cu13==1.4.0")
+    assert nixl_api.installed() == ("nixl-cu13", "1.4.0")
+    for name in ("nixl_cu12", "nixl_cu13"):
+        (site / name).mkdir()
+        (site / name / "_api.py").touch()
+        version = "1.5.1" if name == "nixl_cu12" else "1.4.0"
+        record = site / f"{name}-{version}.dist-info" / "RECORD"
+        record.write_text(f"{name}/gone/_api.py,,\n{name}/__init__.py,,\n{name}/_api.py,,\n")
+    for file, package in (
+        (site / "nixl_cu12" / "_api.py", ("nixl-cu12", "1.5.1")),
+        (site / "nixl_cu13" / "_api.py", ("nixl-cu13", "1.4.0")),
+        (site / "acme.dist-info", ("nixl-cu13", "1.4.0")),  # an image's own build: the first package
+    ):
+        monkeypatch.setitem(sys.modules, "nixl._api", SimpleNamespace(__file__=str(file)))
+        file.touch()
+        assert nixl_api.installed() == package
