@@ -119,17 +119,13 @@ def test_the_store_of_an_agent_is_tried_first_and_used_by_its_buffers(
         nixl.log.append(values)
         return SimpleNamespace(close=lambda: nixl.log.append("close"))
 
-    monkeypatch.setattr(
-        worker_commands, "objects", SimpleNamespace(open_store=open_store, ObjectBuffer=lambda *_: BUFFER)
-    )
+    buffer = SimpleNamespace(address=0, device=0)
+    double = SimpleNamespace(open_store=open_store, ObjectBuffer=lambda *_: buffer)
+    monkeypatch.setattr(worker_commands, "objects", double)
     monkeypatch.setattr(nixl, "get_plugin_list", lambda: ["UCX", "OBJ", "AZURE_BLOB"])
-    commands = Commands(lambda: False)
+    commands, parameters = Commands(lambda: False), {"AZURE_BLOB": {"container_name": "c"}}
     options = {"progress_thread": False, "listen_thread": False, "listen_port": 0, "telemetry": False}
-    named = {
-        "name": "a",
-        "backends": ["UCX", "AZURE_BLOB", "OBJ"],
-        "parameters": {"AZURE_BLOB": {"container_name": "c"}},
-    }
+    named = {"name": "a", "backends": ["UCX", "AZURE_BLOB", "OBJ"], "parameters": parameters}
     commands.handle("create_agent", {**named, **options})
     commands.handle("allocate", {"size": 8, "memory_type": "OBJ"})
     store = ("AZURE_BLOB", parameters["AZURE_BLOB"])
