@@ -608,7 +608,7 @@ def test_contention_and_counters_are_of_the_timed_windows(
     monkeypatch.setattr("pytest_nixl.model.device_counters.CarrierBytes.counting", Known)
     monkeypatch.setattr(transfer, "measure", measure)
     monkeypatch.setattr(transfer, "RowEnd", lambda **named: named)
-    how = {"iterations": 7, "warmup": 6, "warmup_seconds": 5.0, "duration": 4.0, "decisive_rate": 3.0}
+    how: dict[str, Any] = {"iterations": 7, "warmup": 6, "warmup_seconds": 5.0, "duration": 4.0, "decisive_rate": 3.0}
     fields = {"size": 8, "seed": 7, "receives": True, "new_patterns": False}
     values = {"transfers": commands.keep(prepared, "transfers"), "timeout": 60.0, "op": "READ", "own": [5]}
     end = {"buffer": commands.keep("the buffer", "buffer"), **fields}

@@ -28,7 +28,11 @@ class LoggedAgent:
         self.log, self.states, self.polls = log, list(states), list(polls)
 
     def __getattr__(self, method: str) -> Any:
-        return lambda *values: self.log.append((method, *values)) or (method, *values)
+        def note(*values: object) -> tuple[object, ...]:
+            self.log.append((method, *values))
+            return method, *values
+
+        return note
 
     def check_xfer_state(self, _: object) -> str:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
