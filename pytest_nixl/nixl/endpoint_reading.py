@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -120,9 +121,9 @@ def read_as_nixl(text: str, resolver: Resolver) -> EndpointReading:
 
 
 def _split(text: str) -> list[str]:
-    """Split as etcd-cpp-apiv3 does: a trailing separator adds no empty member."""
+    """Split a text that is not empty as etcd-cpp-apiv3 does: a trailing separator adds no empty member."""
     parts = re.split("[,;]", text)
-    return parts[:-1] if parts[-1] == "" and len(parts) > 1 else parts
+    return parts[:-1] if parts[-1] == "" else parts
 
 
 def _nixl_member(names: MemberNames, number: int, part: str, resolver: Resolver) -> _Member:
@@ -290,10 +291,10 @@ def _look_up(host: str, service: str, family: socket.AddressFamily, flags: int) 
     return tuple(_with_zone(address) for *_, address in entries)
 
 
-def _with_zone(address: tuple[object, ...]) -> str:
+def _with_zone(address: tuple[Any, ...]) -> str:
     """Return an address as the C library writes it: with its zone, which Python leaves out."""
     host, zone = str(address[0]), address[3] if len(address) > 3 else 0
-    if not isinstance(zone, int) or not zone or "%" in host:
+    if not zone or "%" in host:
         return host
     try:
         return f"{host}%{socket.if_indextoname(zone)}"

@@ -237,6 +237,7 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         ("[::1:5", "http://[::1]:5"),
         ("u:p@q:2,u:x,y@h:1", "http://h:1"),
         ("h:1 :", ""),
+        (f"h:1,{'a' * 64}:2", ""),  # a name that resolves here only, and is lost
         ("::1:x", ""),
     ],
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -100,7 +101,11 @@ def test_a_call_that_is_forbidden_is_named_if_ucx_may_use_cma(
     (tmp_path / "self").mkdir()
     capabilities = CAPABLE if capable else BARE
     (tmp_path / "self" / "status").write_text(f"CapEff:\t{capabilities}\nSeccomp:\t{filtered}\n")
-    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(process_vm_readv=lambda *_: -1))
+
+    def process_vm_readv(pid: int, local: object, count: int, remote: object, remote_count: int, flags: int) -> int:
+        return -1 if (pid, count, remote_count, flags) == (os.getpid(), 1, 1, 0) else 6
+
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(process_vm_readv=process_vm_readv))
     monkeypatch.setattr("ctypes.get_errno", lambda: code)
     lacks = "" if capable else f", and this container or process {NAMED}"
     sentence = f"{subject} process_vm_readv, with which cma reads the other process's memory{lacks}"

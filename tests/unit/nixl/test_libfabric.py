@@ -253,13 +253,22 @@ def test_versions_before_1_18_are_refused() -> None:
 
 
 @pytest.mark.parametrize("lib", ["lib", "a lib/of  mine"])
-def test_plugin_is_found_beside_nixl_and_in_nixl_plugin_dir(tmp_path: Path, lib: str) -> None:
+def test_plugin_is_found_beside_nixl_in_nixl_plugin_dir_and_in_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lib: str
+) -> None:
     installed = library(tmp_path / lib / "plugins" / "libplugin_LIBFABRIC.so")
     configured = library(tmp_path / "told" / "libplugin_LIBFABRIC.so")
     maps = f"7f00-7f01 r-xp 0 0:0 1    /usr/lib/libc.so.6\n7f00-7f01 r-xp 0 0:0 1    {tmp_path}/{lib}/libnixl.so\n"
     assert find_plugin({}, maps, [], PLUGIN) == installed
     assert find_plugin({"NIXL_PLUGIN_DIR": f"{tmp_path}/told"}, maps, [], PLUGIN) == configured
     assert find_plugin({}, "", [], PLUGIN) is None
+    info = tmp_path / "site" / "acme_nixl-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-nixl\nVersion: 1\n")
+    (info / "RECORD").write_text(f"other/libplugin_X.so,,\nlibs/gone/{PLUGIN},,\nlibs/{PLUGIN},,\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    of_package = library(tmp_path / "site" / "libs" / PLUGIN)
+    assert find_plugin({}, "", ["no-such-package", "acme-nixl"], PLUGIN) == of_package
 
 
 NETWORK = "I1120 1 libfabric_rail.cpp:493] fabric_attr->name 10.9.0.0/24\n"

@@ -342,6 +342,23 @@ def test_the_bindings_are_named_by_their_package(
     assert driver.device(0) is driver.device(0)
 
 
+def test_the_vendor_is_looked_for_until_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [NotApplicableError("no driver"), "the GPUs"]
+
+    def find() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(nvidia, "find", find)
+    devices.vendor.cache_clear()
+    with pytest.raises(NotApplicableError, match="no driver"):
+        devices.vendor()
+    assert [cast(Any, devices.vendor()) for _ in range(2)] == ["the GPUs"] * 2
+    devices.vendor.cache_clear()
+
+
 @pytest.mark.parametrize(("count", "number", "message"), [(1, 1, "only GPU 0"), (2, 2, "only GPUs 0 to 1"), (2, 1, "")])
 def test_a_gpu_that_this_process_does_not_see_is_named(
     monkeypatch: pytest.MonkeyPatch, count: int, number: int, message: str
