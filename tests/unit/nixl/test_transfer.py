@@ -300,12 +300,6 @@ def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) ->
     assert watch.asked == [], "each transfer ended within five seconds of the one before"
 
 
-def test_the_latest_window_tells_how_long_a_transfer_takes() -> None:
-    sender = initiator(PolledAgent(), 1, 1, acknowledged=False)
-    assert sender.pace == 0.0
-    assert sender.run_window(4, stamps_for(4)) == pytest.approx(4 * sender.pace)
-
-
 class TimedInitiator(Transfers):
     """An initiator whose windows last as long as it is told.
 

@@ -39,7 +39,6 @@ pytestmark = pytest.mark.long
 
 TESTS = str(Path(__file__).parents[2])
 VRAM_KNOWN = ("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable")
-GPU_1 = r"GPU 1 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\)"
 NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
 
 
@@ -73,16 +72,6 @@ def agent(started: Agents, driver: dict[str, str]) -> NixlAgent:
 def without(started: Agents) -> NixlAgent:
     """An agent whose worker sees what this machine has: no GPU."""
     return started.start("without")
-
-
-def held(driver: dict[str, str]) -> Counter[str]:
-    """Return the number of allocations that were not freed, by size."""
-    count: Counter[str] = Counter()
-    log = Path(driver["STANDIN_LOG"])
-    for line in log.read_text().splitlines() if log.exists() else ():
-        kind, size = line.split()
-        count[size] += {"allocate": 1, "free": -1}.get(kind, 0)
-    return +count
 
 
 # Without a GPU
@@ -211,28 +200,6 @@ def test_first_wrong_byte_is_reported_at_any_offset(agent: NixlAgent) -> None:
         vram.read()
 
 
-def test_gpu_is_named_as_the_host_knows_it(started: Agents, driver: dict[str, str]) -> None:
-    agent = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": "1,0", "STANDIN_cuLaunchKernel": "0,719"})
-    agent.allocate(4096, "VRAM", device=1).fill(1).result()
-    failed = (
-        r"the CUDA driver's cuLaunchKernel failed on GPU 0 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\): "
-    )
-    with pytest.raises(WorkerError, match=failed):
-        agent.allocate(4096, "VRAM", device=0).fill(1).result()
-
-
-def test_all_memory_is_freed_and_each_context_is_retained_once(agent: NixlAgent, driver: dict[str, str]) -> None:
-    before = held(driver)
-    for device in (0, 1, 0):
-        buffer = agent.allocate(77777, "VRAM", device=device)
-        buffer.fill(1).result()
-        buffer.compare(2)
-        assert held(driver) == before + Counter({"77777": 1})
-        buffer.free()
-    assert held(driver) == before
-    assert set(re.findall(r"retain (\d+)", Path(driver["STANDIN_LOG"]).read_text())) == {"1"}
-
-
 def test_ucx_registers_gpu_memory_as_gpu_memory(agent: NixlAgent) -> None:
     buffer = agent.allocate(4096, "VRAM", device=1)
     agent.deregister_memory(agent.register(buffer))
@@ -263,20 +230,6 @@ def test_gpu_memory_that_ucx_detects_as_host_memory_is_a_finding(started: Agents
 
 def test_worker_loads_the_cuda_runtime_that_the_loader_does_not_find(agent: NixlAgent, driver: dict[str, str]) -> None:
     assert agent.worker.versions[LOADED].endswith("/nvidia/cuda_runtime/lib/libcudart.so.12")
-
-
-def test_missing_cuda_runtime_is_reported(started: Agents, driver: dict[str, str], tmp_path: Path) -> None:
-    # The package stays installed for the other tests: a file that is not a library stands where it is searched.
-    broken = tmp_path / "libcudart.so.12"
-    broken.write_text("not a library")
-    agent = started.start(environment={**driver, "PYTEST_NIXL_LIBCUDART": str(broken)})
-    buffer = agent.allocate(4096, "VRAM")
-    with pytest.raises(
-        FindingError, match=r"libucm_cuda needs libcudart\.so\.12, which cannot be found or loaded"
-    ) as caught:
-        agent.register(buffer)
-    assert "pip install nvidia-cuda-runtime-cu12" in caught.value.remedy
-    buffer.free()
 
 
 @pytest.mark.parametrize(
@@ -313,8 +266,10 @@ def test_buffers_are_freed_after_a_failed_test(pytester: pytest.Pytester, withou
     result.assert_outcomes(passed=1, failed=1, errors=1)
     result.stdout.fnmatch_lines(["*VRAM memory is detected as host by UCX*", "E * the test's own"])
     # A real driver frees the memory of the killed worker; the stand-in does not log that.
-    assert held({"STANDIN_LOG": log}) == Counter({"22222": 1})
-    assert "free 11111" in Path(log).read_text()
+    text = Path(log).read_text()
+    allocated, freed = (Counter(re.findall(rf"^{kind} (\d+)$", text, re.MULTILINE)) for kind in ("allocate", "free"))
+    assert allocated - freed == Counter({"22222": 1})
+    assert freed["11111"] == 1
 
 
 def test_functions_of_users_get_buffers_as_arrays_and_describe_arrays(agent: NixlAgent) -> None:
