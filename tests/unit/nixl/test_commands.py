@@ -146,8 +146,9 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl, monkeypatch:
     monkeypatch.setattr(worker_commands, "start_fault", lambda: ("too many threads", "end some"))
     busy = "thread: Resource temporarily unavailable"
     for error, reason, remedy in (
-        ("no plugin", "no plugin", "remedy of no plugin at 5"), (busy, f"{busy}: too many threads", "end some"),
-    ):  # fmt: skip
+        ("no plugin", "no plugin", "remedy of no plugin at 5"),
+        (busy, f"{busy}: too many threads", "end some"),
+    ):
         nixl.fault = RuntimeError(error)
         with pytest.raises(NixlPluginError) as caught:
             create(["UCX"])

@@ -56,10 +56,8 @@ def test_a_library_is_searched_by_its_variable_the_loader_known_folders_and_pack
         f"\tlibfabric.so.1 (libc6) => {package}\n\tmylibfabric.so.1 (libc6,x86-64) => {package}\n"
     )
     other = library(tmp_path / "package" / "libfabric.so.2")
-    search = finder(
-        tmp_path / "none", tmp_path / "efa", cache=cache, packages=(other, package, cached),
-        LD_LIBRARY_PATH=f":{tmp_path}/path:{tmp_path}/efa",
-    )  # fmt: skip
+    folders, path = (tmp_path / "none", tmp_path / "efa"), f":{tmp_path}/path:{tmp_path}/efa"
+    search = finder(*folders, cache=cache, packages=(other, package, cached), LD_LIBRARY_PATH=path)
     assert search.candidates(FABRIC, "libfabric.so.1") == [by_path, efa, cached, arm, package]
     named = finder(tmp_path / "efa", PYTEST_NIXL_LIBFABRIC=other)
     assert named.candidates(FABRIC, "libfabric.so.1") == named.found(FABRIC, "libfabric.so.1") == [other]

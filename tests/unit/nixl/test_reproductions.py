@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cli_run import environment
@@ -22,12 +23,11 @@ ON_UCX = ("NIXL-DUPLICATE-DESCRIPTOR", "NIXL-RELEASED-HANDLE")
 
 def script_lines(id: str, folder: Path, *arguments: str) -> list[str]:
     """Run a finding's script to its normal end, and return the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-", *arguments], input=reproduction(id), cwd=folder, env=environment(), capture_output=True,
-        text=True, timeout=600, check=False,
-    )  # fmt: skip
+    how: dict[str, Any] = {"cwd": folder, "env": environment(), "timeout": 600, "text": True, "capture_output": True}
+    done = subprocess.run([sys.executable, "-", *arguments], input=reproduction(id), check=False, **how)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    output: str = done.stdout
+    return output.splitlines()
 
 
 @pytest.mark.parametrize("id", ON_UCX)

@@ -170,6 +170,12 @@ def test_table_of_the_memory_is_used(form: str, memory: str) -> None:
     assert BACKEND.mistaken(log, "WRITE", pair) == ""
 
 
+UNKNOWN_MEMORY = (
+    *("into host from 1", "into /GPU0 from host", "into host  host"),
+    *(" host from cuda", "host from host", "intohost from host"),
+)
+
+
 @pytest.mark.parametrize("form", [NEWER, OLDER], ids=["newer", "older"])
 @pytest.mark.parametrize(
     ("memory", "pairs"),
@@ -177,10 +183,9 @@ def test_table_of_the_memory_is_used(form: str, memory: str) -> None:
         ("into cuda/GPU0 from host", ["VRAM:DRAM"]),
         ("into host memory from rocm-managed/1", ["DRAM:VRAM"]),
         # If a heading does not name both memory types, its table is used for any.
-        *[(text, ["VRAM:DRAM", "DRAM:VRAM", "DRAM:DRAM"]) for text in ("into host from 1", "into /GPU0 from host", 
-          "into host  host", " host from cuda", "host from host", "intohost from host")],
+        *[(text, ["VRAM:DRAM", "DRAM:VRAM", "DRAM:DRAM"]) for text in UNKNOWN_MEMORY],
     ],
-)  # fmt: skip
+)
 def test_the_heading_of_a_read_also_has_the_initiators_memory_first(form: str, memory: str, pairs: list[str]) -> None:
     log = form.format(heading=f"remote memory read by ucp_get* {memory}", config="rc_mlx5/mlx5_0:1")
     used = [
