@@ -269,7 +269,8 @@ class Commands:
         except (KeyError, ValueError) as error:
             raise nixl_api.NixlCallError(error) from error
         if method in nixl_api.RELEASES:
-            del self._objects[arguments[0].number]
+            [released] = arguments
+            del self._objects[released.number]
         kind = nixl_api.HANDLES.get(method)
         if method == "get_xfer_telemetry":
             return {name: int(getattr(result, name)) for name in nixl_api.TELEMETRY_FIELDS}

