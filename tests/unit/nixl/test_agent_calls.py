@@ -87,8 +87,9 @@ def test_each_reference_that_a_method_takes_is_checked_by_its_kind() -> None:
     }  # fmt: skip
     transfer, prepared, registered = ("nixl_xfer_handle",), ("nixl_prepped_dlist_handle",), ("nixlRegDList",)
     descriptors, remote = ("nixlXferDList",), ("nixlRemoteDList",)
-    kinds = dict.fromkeys(["check_xfer_state", "estimate_xfer_cost", "get_xfer_telemetry", "transfer"], (transfer,))
-    kinds |= dict.fromkeys(["query_xfer_backend", "release_xfer_handle"], (transfer,))
+    kinds: dict[str, tuple[tuple[str, ...], ...]] = {}
+    kinds |= dict.fromkeys(["check_xfer_state", "estimate_xfer_cost", "get_xfer_telemetry"], (transfer,))
+    kinds |= dict.fromkeys(["query_xfer_backend", "release_xfer_handle", "transfer"], (transfer,))
     kinds |= dict.fromkeys(["deregister_memory", "get_partial_agent_metadata", "get_reg_descs"], (registered,))
     kinds |= dict.fromkeys(["query_memory", "register_memory", "send_partial_agent_metadata"], (registered,))
     kinds |= dict.fromkeys(["check_remote_metadata", "get_xfer_descs", "prep_xfer_dlist"], (descriptors,))
