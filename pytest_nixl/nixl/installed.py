@@ -20,7 +20,7 @@ from pytest_nixl.model.nixl_releases import PACKAGES, wheel_for
 
 _MODULE = re.compile(r"/nixl_cu(\d+)/[^/]+$")
 #: The folder of a package of NIXL for one CUDA version, for ROCm or for all; other names that begin so are not NIXL.
-_DISTRIBUTION = re.compile(r"(?P<name>nixl(?:[_-](?:cu\d+|rocm\w*))?)-(?P<version>[^-]+)\.dist-info")
+_DISTRIBUTION = re.compile(r"(?P<name>nixl(?:[_-](?:cu\d+|rocm\w*))?)-(?P<version>[^-]+)\.dist-info", re.IGNORECASE)
 _RUNTIME = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.(\d+)")
 
 
@@ -31,7 +31,7 @@ def nixl_packages() -> dict[str, str]:
         for path in sorted(Path(folder or ".").glob("nixl*.dist-info")):
             if match := _DISTRIBUTION.fullmatch(path.name):
                 # As for an import, the first folder counts.
-                packages.setdefault(match["name"].replace("_", "-"), match["version"])
+                packages.setdefault(match["name"].lower().replace("_", "-"), match["version"])
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages.setdefault(name, importlib.metadata.version(name))
