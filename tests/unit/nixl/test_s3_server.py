@@ -183,9 +183,10 @@ def test_server_that_cannot_be_used_is_named(
     assert caught.value.remedy
 
 
-def test_moto_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing_package", ["moto", "flask"])
+def test_moto_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, missing_package: str) -> None:
     use_s3(monkeypatch, "")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing_package else object())
     with pytest.raises(NotApplicableError, match="moto is not installed") as missing:
         s3_server.open_bucket("", supervisor).__enter__()
     assert pip_install("s3") in missing.value.remedy
