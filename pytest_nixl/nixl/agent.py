@@ -118,7 +118,7 @@ class NixlAgent(AgentCalls):
             does not count here.
         :raises WorkerError: the agent or a backend cannot be created; the worker is then ended.
         """
-        return cls.within_each(
+        [agent] = cls.within_each(
             [worker],
             [name],
             backends=backends,
@@ -127,7 +127,8 @@ class NixlAgent(AgentCalls):
             listen_port=listen_port,
             telemetry=telemetry,
             agent_options=agent_options,
-        )[0]
+        )
+        return agent
 
     @classmethod
     def within_each(
@@ -275,7 +276,7 @@ class NixlAgent(AgentCalls):
         :raises WorkerError: the function raises an exception, or the worker dies or hangs.
         """
         wire_arguments = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
-        file = getattr(sys.modules.get(function.partition(":")[0]), "__file__", None)
+        file = getattr(sys.modules.get(function.split(":")[0]), "__file__", None)
         source = {"file": file} if file else {}  # pytest may have it from a file that is not on sys.path
         return self.worker.call("run", agent=self.ref, function=function, arguments=wire_arguments, **source)
 
@@ -339,7 +340,7 @@ class NixlAgent(AgentCalls):
         """
         settings = self._siblings.settings if self._siblings is not None else None
         pairs = settings.memory if settings is not None else (HOST,)
-        pair = next((pair for pair in pairs if pair.on_gpu), pairs[0])
+        pair = next((pair for pair in pairs if pair.on_gpu), HOST)
         memory = pair.initiator if initiator else "DRAM" if pair.stored else pair.target
         devices = settings.devices if settings is not None else None
         number = 0 if devices is None else devices.initiator if initiator else devices.target
@@ -403,7 +404,8 @@ class Agents:
         :raises WorkerError: the worker or the agent cannot be started.
         """
         hosts = [host or self._host]
-        return self.start_each([name], backends=backends, environment=environment, hosts=hosts, **options)[0]
+        [agent] = self.start_each([name], backends=backends, environment=environment, hosts=hosts, **options)
+        return agent
 
     def start_each(
         self,

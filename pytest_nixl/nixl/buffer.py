@@ -75,7 +75,8 @@ class Buffer:
             and ``found`` of the first wrong byte.
         """
         length = self.size - offset if size is None else size
-        return self.compared(self.compare_parts([(seed, offset, length)]).result(), 1)[0]
+        [corruption] = self.compared(self.compare_parts([(seed, offset, length)]).result(), 1)
+        return corruption
 
     def compare_parts(self, parts: Sequence[Part]) -> Pending:
         """Start to compare parts of the buffer; pass the result to :meth:`compared`."""

@@ -102,7 +102,7 @@ def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
     urls: dict[str, None] = {}
     advice: dict[str, None] = {}
     for member in re.split("[,;]", shown):
-        parts = [part for part in member.split() if not re.fullmatch(r"(?:[A-Za-z]+://|['\"]+)", part)]
+        parts = [part for part in member.split() if not re.fullmatch(r"[A-Za-z]+://|(?i:https?):/?|['\"]+", part)]
         rewritten = [_rewritten(part, resolver) for part in parts]
         if any(not url for url, _ in rewritten) and len(rewritten) > 1:
             continue  # a space split an address: its pieces are not addresses
@@ -130,13 +130,13 @@ def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
 
 #: A member as people write it, including brackets and quotes that they add by mistake.
 _WRITTEN = re.compile(
-    r"""(?P<before>['"(<{\[]*)
-        (?:[A-Za-z][A-Za-z0-9+.-]*:/*(?=.*:)|[A-Za-z][A-Za-z0-9+.-]*://|https?/+|//)*   # schemes, complete or not
+    r"""['"(<{\[]*
+        (?:[A-Za-z][A-Za-z0-9+.-]*:/*(?=.*:)|[A-Za-z][A-Za-z0-9+.-]*://|(?i:https?):?/+|//)*  # schemes, complete or not
         (?:[^@/]*@)?
-        (?P<host>\[[^\[\]]+\]|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?=:[0-9])|[^\[\]:/?\#'"()<>{}]+)
+        (?P<host>\[[^\[\]]+\]|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?=:[0-9])|[^\[\]:/?\#'")(<>{}]+)
         (?::(?:\+?(?P<port>[0-9]+))?)?
         (?:[/?\#](?!/).*?)?
-        (?P<after>['")>}\]]*)""",
+        ['")>}\]]*""",
     re.VERBOSE,
 )
 

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -120,9 +121,9 @@ def read_as_nixl(text: str, resolver: Resolver) -> EndpointReading:
 
 
 def _split(text: str) -> list[str]:
-    """Split as etcd-cpp-apiv3 does: a trailing separator adds no empty member."""
+    """Split a text that is not empty as etcd-cpp-apiv3 does: a trailing separator adds no empty member."""
     parts = re.split("[,;]", text)
-    return parts[:-1] if parts[-1] == "" and len(parts) > 1 else parts
+    return parts[:-1] if parts[-1] == "" else parts
 
 
 def _nixl_member(names: MemberNames, number: int, part: str, resolver: Resolver) -> _Member:
@@ -163,7 +164,7 @@ def _form_fault(names: MemberNames, part: str, target: str) -> str:
         return "has a user or password, which NIXL cannot send: it reads them as part of the host name"
     if re.search(r"['\"]", part):
         return "has quotes, which NIXL reads as part of the address"
-    if re.search(r"\s", part.strip()) or (part != part.strip() and re.search(r"\s", target)):
+    if re.search(r"\s", part.strip()) or re.search(r"\s", target):
         return "has a space in it, which NIXL reads as part of the address (separate members by a comma)"
     if re.match("unixs?:", part):
         return "names a socket file, but NIXL's client connects to TCP addresses only"
@@ -211,7 +212,7 @@ def _nixl_notes(text: str, members: Sequence[_Member], used: Sequence[_Member]) 
 
 
 def _joined(contacts: Iterable[Address]) -> str:
-    addresses = list(dict.fromkeys(map(str, contacts)))
+    addresses = list(map(str, contacts))
     if len(addresses) > _LISTED:
         addresses = [", ".join(addresses[:_LISTED]), f"{len(addresses) - _LISTED} more"]
     return " and ".join(addresses)
@@ -290,10 +291,10 @@ def _look_up(host: str, service: str, family: socket.AddressFamily, flags: int) 
     return tuple(_with_zone(address) for *_, address in entries)
 
 
-def _with_zone(address: tuple[object, ...]) -> str:
+def _with_zone(address: tuple[Any, ...]) -> str:
     """Return an address as the C library writes it: with its zone, which Python leaves out."""
     host, zone = str(address[0]), address[3] if len(address) > 3 else 0
-    if not isinstance(zone, int) or not zone or "%" in host:
+    if not zone or "%" in host:
         return host
     try:
         return f"{host}%{socket.if_indextoname(zone)}"

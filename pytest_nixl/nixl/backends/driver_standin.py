@@ -37,40 +37,35 @@ RECORDED, VALUE = "cuda_driver", f"stand-in for {SONAME}: no NVIDIA driver"
 _NO_DEVICE = 100
 #: What the CUDA runtime and applications look up by name at run time.
 _LOOKED_UP = ("cuDeviceGetCount", "cuDriverGetVersion", "cuGetErrorString", "cuInit")
-_ROOT = "/"
+#: The root of the file system in which the driver's files are looked for.
+ROOT = "/"
 _FUNCTION = re.compile(r"cu[A-Z]\w*")
 #: Files of the driver on Linux, on Windows Subsystem for Linux and on Jetson. A container without GPUs sees the first.
 _OF_A_DRIVER = ("proc/driver/nvidia/version", "dev/nvidia*", "dev/dxg", "dev/nvhost-*", "dev/nvgpu")
 
 
-def real_driver(root: str = "") -> str:
-    """Return a file that shows that this host has an NVIDIA driver; empty if there is none.
-
-    :param root: the root of the file system; empty: this host's.
-    """
-    paths = (path for pattern in _OF_A_DRIVER for path in sorted(glob.glob(os.path.join(root or _ROOT, pattern))))
+def real_driver() -> str:
+    """Return a file that shows that this host has an NVIDIA driver; empty if there is none."""
+    paths = (path for pattern in _OF_A_DRIVER for path in sorted(glob.glob(os.path.join(ROOT, pattern))))
     return next(paths, "")
 
 
-def refusal(environ: Mapping[str, str], *, root: str = "", machine: str = "") -> str:
+def refusal(environ: Mapping[str, str]) -> str:
     """Return in one sentence why no stand-in may be used; empty if it may.
 
     :param environ: the environment variables of the worker.
-    :param root: the root of the file system; empty: this host's.
-    :param machine: the processor, such as ``x86_64``; empty: this host's.
     """
-    machine = machine or platform.machine()
-    if driver := real_driver(root):
+    if driver := real_driver():
         return f"no stand-in is used for it, because this host has an NVIDIA driver ({driver})"
     if environ.get(DRIVER_STANDIN) == "never":
         return f"no stand-in is used for it, because GPU memory is asked for or {DRIVER_STANDIN}=never"
-    if not supported(machine):
-        return f"pytest-nixl has no stand-in for it on {machine}"
+    if not supported(platform.machine()):
+        return f"pytest-nixl has no stand-in for it on {platform.machine()}"
     return ""
 
 
-def bound_functions(plugins: Sequence[str]) -> list[str]:
-    """Return the functions of the CUDA driver that plugins bind, sorted.
+def bound_functions(plugins: Sequence[str]) -> set[str]:
+    """Return the functions of the CUDA driver that plugins bind.
 
     :param plugins: the paths of the plugins.
     :raises ValueError: a file is not an ELF file.
@@ -86,7 +81,7 @@ def bound_functions(plugins: Sequence[str]) -> list[str]:
                         functions.add(symbol.name)
             except exceptions.ELFError as error:
                 raise ValueError(f"{path} is damaged: {error}") from None
-    return sorted(functions)
+    return functions
 
 
 def write_standin(directory: str, plugin: str) -> str:
@@ -208,12 +203,11 @@ def _code(result: int, machine: str) -> bytes:
 
 
 def _hash_table(count: int) -> bytes:
-    """Return a hash table of ``count`` symbols in one bucket, which holds for any names.
+    """Return a hash table of ``count`` symbols (two or more) in one bucket, which holds for any names.
 
     A chain of so few symbols costs the loader nothing.
     """
-    chain = [0, *range(2, count), 0][:count]
-    return struct.pack(f"<{3 + count}I", 1, count, 1 if count > 1 else 0, *chain)
+    return struct.pack(f"<{3 + count}I", 1, count, 1, 0, *range(2, count), 0)
 
 
 def _segment(kind: int, flags: int, offset: int, address: int, size: int, alignment: int) -> bytes:

@@ -37,7 +37,7 @@ LEAST = (1, 18)
 #: The symbol version that NIXL 1.5.1 needs and that no release of libfabric defines.
 UNRELEASED = (1, 10)
 
-_RAIL = re.compile(r"Created (?:data )?rail (?P<rail>\d+) \(device=(?P<device>[^,)]+), provider=(?P<provider>[^,)]+)\)")
+_RAIL = re.compile(r"Created (?:data )?rail \d+ \(device=(?P<device>[^,)]+), provider=(?P<provider>[^,)]+)\)")
 _PROVIDER = re.compile(r"[Cc]reated \d+ (?:data )?rails (?:and \d+ control rails )?using provider=([\w;-]+)")
 # Before 1.1 NIXL logs the provider only at DEBUG, and the discovered devices at INFO.
 _DISCOVERED = re.compile(r"Discovered [1-9]\d* ([\w;-]+) devices")

@@ -280,7 +280,7 @@ def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str], 
     :param name: the file name of the plugin.
     """
     folders = [environ["NIXL_PLUGIN_DIR"]] if environ.get("NIXL_PLUGIN_DIR") else []
-    for path in re.findall(r"(/.*)/libnixl(?:-[0-9a-f]+)?\.so", maps):
+    for path in re.findall(r"/.*(?=/libnixl(?:-[0-9a-f]+)?\.so)", maps):
         folders += [f"{path}/plugins", f"{path}/nixl"]
     files = [f"{folder}/{name}" for folder in folders]
     files += [path for package in packages for path in _package_files(package) if os.path.basename(path) == name]

@@ -30,9 +30,9 @@ _MEMORY = re.compile(r" (?:from|into) (?P<here>[a-z-]+)(?: memory|/\S+)? (?:to|f
 # The message of NIXL's plugin (ucx_utils.cpp, since 0.7) when it refuses to register such memory.
 _REFUSED = re.compile(r"(\S+ memory is detected as host by UCX)")
 
-_RANGE = re.compile(r"([0-9]{1,18})([KMG]?)(?:\.\.(?:([0-9]{1,18})([KMG]?)|inf))?")
+_RANGE = re.compile(r"([0-9]{1,18})([KMG])?(?:\.\.(?:([0-9]{1,18})([KMG])?|inf))?")
 _TRANSPORT = re.compile(r"\b[a-z][a-z0-9_]*/[\w.:-]+")
-_FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_FACTOR = {None: 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 #: When UCX is loaded it replaces eight functions of libc. It waits 50 ms at each, so that no thread is within it, and
 #: keeps a processor busy meanwhile. A worker has no thread that does anything then: 1 ms is enough.
@@ -142,9 +142,10 @@ class UcxBackend:
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
         """Return a sentence if UCX moved GPU memory to another agent only as host memory; otherwise an empty text."""
         tables = [table for table in _tables(log, _OPERATIONS[op]) if table.scope != "self"]
-        if not tables or any(table.suits(memory) for table in tables) or tables[-1].memory is None:
+        moved = tables[-1].memory if tables else None
+        if moved is None or any(table.suits(memory) for table in tables):
             return ""
-        ends = zip(("initiator", "target"), (memory.initiator, memory.target), tables[-1].memory, strict=True)
+        ends = zip(("initiator", "target"), (memory.initiator, memory.target), moved, strict=True)
         wrong = [end for end, kind, taken in ends if kind == "VRAM" and taken == "host"]
         took = " and ".join(f"{end}'s VRAM" for end in wrong)
         return f"UCX moved the {took} as host memory" if wrong else ""

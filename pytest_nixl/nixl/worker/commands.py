@@ -269,7 +269,8 @@ class Commands:
         except (KeyError, ValueError) as error:
             raise nixl_api.NixlCallError(error) from error
         if method in nixl_api.RELEASES:
-            del self._objects[arguments[0].number]
+            [released] = arguments
+            del self._objects[released.number]
         kind = nixl_api.HANDLES.get(method)
         if method == "get_xfer_telemetry":
             return {name: int(getattr(result, name)) for name in nixl_api.TELEMETRY_FIELDS}
@@ -501,7 +502,8 @@ class Commands:
     def do_free_port(self) -> Annotated[int, Number(1, 65535, whole=True)]:
         """Return a free TCP port of this host, for a program that cannot choose one itself."""
         with socket.create_server(("", 0)) as server:
-            return int(server.getsockname()[1])
+            port: int = server.getsockname()[1]
+        return port
 
     def do_tool_find(self, tool: Name) -> dict[str, Line] | None:
         """Return path and versions of a program on this rank; None if it has none."""

@@ -15,7 +15,7 @@ from pytest_nixl.nixl.worker.memory import PatternBuffer
 
 #: Offsets, lengths and addresses must be multiples of this (in bytes) to bypass the page cache.
 ALIGNMENT = 4096
-_IN_MEMORY = ("tmpfs", "ramfs")
+_IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 class FileBuffer(PatternBuffer):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,13 +61,13 @@ def _status(proc: Path) -> dict[str, str]:
         lines = (proc / "self/status").read_text()
     except OSError:
         return {}
-    return dict(re.findall(r"^(CapEff|Seccomp):\s*(\w+)$", lines, re.MULTILINE))
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines.splitlines())}
 
 
 def _forbidden() -> bool:
     """Return whether this process cannot even read its own memory with the system call that cma uses."""
-    source, copy = ctypes.create_string_buffer(b"memory"), ctypes.create_string_buffer(6)
-    local, remote = _Range(ctypes.addressof(copy), 6), _Range(ctypes.addressof(source), 6)
+    memory = ctypes.create_string_buffer(6)
+    ours = ctypes.byref(_Range(ctypes.addressof(memory), 6))
     library = ctypes.CDLL(None, use_errno=True)
-    read = library.process_vm_readv(os.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    read = library.process_vm_readv(os.getpid(), ours, 1, ours, 1, 0)
     return read != 6 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES)

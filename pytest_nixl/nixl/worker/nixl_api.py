@@ -35,7 +35,7 @@ _HANDLE, _PREPARED, _REGISTERED, _PLACES, _REMOTE = (
 #: The methods that return a handle, and its kind; in some releases a handle is a plain number.
 HANDLES = {"initialize_xfer": _HANDLE, "make_prepped_xfer": _HANDLE, "prep_xfer_dlist": _PREPARED}
 #: The methods of descriptor lists that change or return their descriptors.
-LIST_METHODS = (
+LIST_METHODS = {
     "descCount",
     "isEmpty",
     "getType",
@@ -48,11 +48,11 @@ LIST_METHODS = (
     "print",
     "__getitem__",
     "__setitem__",
-)
+}
 #: The fields of the telemetry of a transfer.
 TELEMETRY_FIELDS = ("startTime", "postDuration", "xferDuration", "totalBytes", "descCount")
 #: The methods after which NIXL has freed their argument. To use it again would crash the process.
-RELEASES = ("release_xfer_handle", "release_dlist_handle")
+RELEASES = {"release_xfer_handle", "release_dlist_handle"}
 #: The kinds of references that a method takes, by the position of the argument.
 REFERENCES: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "check_remote_metadata": {1: (_PLACES,)},
@@ -212,7 +212,7 @@ def _sync_mode(api: Any, name: str) -> Any:
 
 
 #: Parameters that NIXL's UCX plugin reads and does not list; engines set them.
-_UNLISTED = ("device_list", "engine_config")
+_UNLISTED = {"device_list", "engine_config"}
 
 
 def backend_parameters(agent: Any, backend: str, requested: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -236,7 +236,7 @@ def backend_parameters(agent: Any, backend: str, requested: Mapping[str, str], t
         if plugin != "UCX" and THREADS_PARAMETER not in known_parameters:
             raise NixlPluginError(f"{backend} of NIXL {installed()[1]} has no worker threads", "omit --nixl-threads")
         return {**requested, THREADS_PARAMETER: str(threads)}
-    return dict(requested)
+    return {**requested}
 
 
 def port_for(version: str, port: int) -> int:
@@ -265,7 +265,8 @@ def _bound(port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         asking.bind(("", port))
-        return int(asking.getsockname()[1])
+        bound: int = asking.getsockname()[1]
+    return bound
 
 
 def empty_list(agent: Any, method: str, mem_type: str) -> Any:

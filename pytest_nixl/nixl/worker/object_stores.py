@@ -157,8 +157,10 @@ class StoreClient(ABC):
             self._silent = ObjectStoreError(f"{self.server} {description}", fault.remedy, kind=fault.kind)
             raise self._silent
         if failed:
-            raise failed[0]
-        return results[0]
+            [failure] = failed
+            raise failure
+        [result] = results
+        return result
 
     def discard(self, key: str, seconds: float) -> None:
         """Delete an object that may be missing. Give up after some seconds, or if the server fails.

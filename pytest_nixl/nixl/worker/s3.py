@@ -231,7 +231,7 @@ class ObjectClient(StoreClient):
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             code = error.response.get("Error", {}).get("Code", "")
             if not code or code == str(status):
-                code = f"HTTP {status} {http.client.responses.get(status, '')}".rstrip()
+                code = " ".join(filter(None, ("HTTP", str(status), http.client.responses.get(status))))
             fault = BY_CODE.get(code) or BY_STATUS.get(status, UNKNOWN)
             raise ObjectStoreError(
                 f"{self.server} answered {code} to {request} {self.space}", fault.remedy, kind=fault.kind

@@ -37,7 +37,7 @@ _IOLBF = 1
 #: Sleeps between polls take tens of microseconds, to which the kernel would add fifty.
 _SLACK_NANOSECONDS = 1000
 #: NIXL's errors that an RDMA device can cause.
-_OF_DEVICES = ("nixlBackendError", "nixlRemoteDisconnectError")
+_OF_DEVICES = {"nixlBackendError", "nixlRemoteDisconnectError"}
 #: The module that a worker with GPU memory has imported.
 _OF_GPU_MEMORY = "pytest_nixl.nixl.worker.vram"
 

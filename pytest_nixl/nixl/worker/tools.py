@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -314,9 +313,10 @@ def _versions(path: str) -> dict[str, str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    libraries = {Path(match).name: match for match in re.findall(r"=> (/.+?)(?: \(0x[0-9a-f]+\))?$", done.stdout, re.M)}
     versions = {}
-    for name, library in libraries.items():
+    for line in done.stdout.splitlines():  # "libfabric.so.1 => /lib/libfabric.so.1 (0x00007f5c4e000000)"
+        library = line.partition(" => ")[2].rpartition(" (")[0]
+        name = os.path.basename(library)
         with contextlib.suppress(OSError, AttributeError):
             if name.startswith("libucp.so"):
                 ucp = ctypes.CDLL(library).ucp_get_version_string

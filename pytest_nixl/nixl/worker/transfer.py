@@ -255,9 +255,10 @@ class Transfers:
         self, count: int, first_notifying: int, notification: bytes, start: int, stamps: array[int]
     ) -> None:
         transfer, clock = self._agent.transfer, time.perf_counter_ns
+        [plain] = self._plain
         before = start
         for handle, message, part in (
-            (self._plain[0], b"", range(first_notifying)),
+            (plain, b"", range(first_notifying)),
             (self._notifying[0], notification, range(first_notifying, count)),
         ):
             for number in part:

@@ -178,6 +178,8 @@ def test_agents_that_cannot_be_created_end_their_workers(log: Log) -> None:
         ({"progress_thread": ("off",)}, {"progress_thread": None}, "UCX", False),
         ({"progress_thread": ("off",)}, {"progress_thread": True}, "UCX", True),
         ({}, {"progress_thread": None}, "UCX", False),
+        ({"progress_thread": ("off", "on")}, {}, "UCX", False),
+        ({}, {"agent_options": AgentOptions(False, ThreadCounts(8, 8))}, "UCX", True),
     ],
 )
 def test_agents_start_on_their_hosts_in_turn_with_the_options_of_the_run(
@@ -191,14 +193,17 @@ def test_agents_start_on_their_hosts_in_turn_with_the_options_of_the_run(
         first = agents.start("a", environment=environment, **values)
         others = agents.start_each(["b", None, "d"], hosts=hosts[1:], **values)
     assert [agent.worker.rank for agent in (first, *others)] == [0, 1, 2, 1]
+    for agent in (first, *others):
+        assert f"{agent.name!r} created with {backend} in" in repr(agent)
     plain = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None}
     starts = [entry[2:] for entry in log if entry[1] == "start"]
     assert starts == [
         ("agent", {**plain, **environment}, 5.0, 9.0), *[("agent", plain, 5.0, 9.0)] * 3,
     ]  # fmt: skip
     created = [entry[2] for entry in log if entry[1] == "create_agent"]
+    threads = 8 if "agent_options" in values else 3
     assert [(fields["backends"], fields["progress_thread"], fields["threads"]) for fields in created] == [
-        ([backend], progress, 3)
+        ([backend], progress, threads)
     ] * 4
     assert list(agents.workers) == list(first.siblings) == [agent.worker for agent in (first, *others)]
     assert log[-8:] == [(rank, step) for step in ("ask", "close") for rank in (0, 1, 2, 1)]
@@ -229,8 +234,7 @@ POLLED = (0, "serve", {"seconds": 12.0, "agent": Ref(1, "agent"), "timeout": 7.0
 
 
 @pytest.mark.parametrize(
-    ("backend", "progress", "polled"),
-    [("LIBFABRIC", False, True), ("LIBFABRIC", True, False), ("UCX", False, False)],
+    ("backend", "progress", "polled"), [("LIBFABRIC", False, True), ("LIBFABRIC", True, False), ("UCX", False, False)]
 )
 def test_an_agent_that_others_wait_for_is_polled(log: Log, backend: str, progress: bool, polled: bool) -> None:
     agent, worker = agent_of(log, backend, progress_thread=progress)
@@ -285,12 +289,14 @@ def test_a_buffer_is_requested_with_what_its_memory_has(
     log.clear()
     assert agent.allocate(16, "FILE", directory="/e", alignment=4).size == 16
     assert log == [(0, "allocate", {"size": 16, "memory_type": "FILE", "directory": "/e", "alignment": 4})]
+    assert [gpu.uuid for gpu in agent.gpus()] == ["u0", "u1"]
+    log.clear()
     agent.run("os:getcwd", buffer=buffer, other=1)
     agent.delete()
     arguments = {"buffer": Ref(7, "buffer"), "other": 1}
     run = {"agent": agent.ref, "function": "os:getcwd", "arguments": arguments}
-    assert log[1][2].pop("file").endswith("os.py")
-    assert log[1:] == [(0, "run", run), (0, "forget", {"objects": [agent.ref]})]
+    assert log[0][2].pop("file").endswith("os.py")
+    assert log == [(0, "run", run), (0, "forget", {"objects": [agent.ref]})]
 
 
 def test_a_requested_buffer_is_that_of_its_side(

@@ -85,6 +85,18 @@ def test_each_reference_that_a_method_takes_is_checked_by_its_kind() -> None:
     assert {name: list(kinds) for name, kinds in REFERENCES.items()} == {
         **{name: numbers for name, numbers in places.items() if numbers}, "check_remote_metadata": [1]
     }  # fmt: skip
+    transfer, prepared, registered = ("nixl_xfer_handle",), ("nixl_prepped_dlist_handle",), ("nixlRegDList",)
+    descriptors, remote = ("nixlXferDList",), ("nixlRemoteDList",)
+    kinds: dict[str, tuple[tuple[str, ...], ...]] = {}
+    kinds |= dict.fromkeys(["check_xfer_state", "estimate_xfer_cost", "get_xfer_telemetry"], (transfer,))
+    kinds |= dict.fromkeys(["query_xfer_backend", "release_xfer_handle", "transfer"], (transfer,))
+    kinds |= dict.fromkeys(["deregister_memory", "get_partial_agent_metadata", "get_reg_descs"], (registered,))
+    kinds |= dict.fromkeys(["query_memory", "register_memory", "send_partial_agent_metadata"], (registered,))
+    kinds |= dict.fromkeys(["check_remote_metadata", "get_xfer_descs", "prep_xfer_dlist"], (descriptors,))
+    kinds |= {"initialize_xfer": (descriptors,) * 2, "make_prepped_xfer": (prepared,) * 2}
+    kinds |= {"release_dlist_handle": (prepared,), "get_remote_descs": (remote,)}
+    kinds |= {"get_serialized_descs": (descriptors + registered,), "prep_mem_view": (descriptors + remote,)}
+    assert {name: tuple(places.values()) for name, places in REFERENCES.items()} == kinds
 
 
 def test_descriptor_lists_have_the_methods_of_nixl_s(agent: NixlAgent) -> None:

@@ -7,6 +7,7 @@ NIXL is a double, because a real one does not tell what was loaded before it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import subprocess
@@ -25,7 +26,6 @@ from pytest_nixl.nixl.worker import commands as worker_commands
 from pytest_nixl.nixl.worker import devices, nixl_api, transfer
 from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
 from pytest_nixl.nixl.worker.devices import WorkerGpu
-from pytest_nixl.nixl.worker.imported_files import import_file
 
 #: The first object that a worker keeps.
 AGENT = Ref(1, "agent")
@@ -107,21 +107,52 @@ def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_it
 def test_only_an_agent_with_ucx_says_what_limits_its_transports(
     nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    assert create(["UCX"])["versions"]["ucx_tls"] == "tcp"
+    monkeypatch.setenv("UCX_TLS", "tcp," * 60)
+    assert create(["UCX"])["versions"]["ucx_tls"] == "tcp," * 50
     assert create(["POSIX"])["versions"] == {"library of POSIX": "1.0", "ucx": "1.23.0"}
 
 
+def test_the_store_of_an_agent_is_tried_first_and_used_by_its_buffers(
+    nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_store(*values: object) -> SimpleNamespace:
+        nixl.log.append(values)
+        return SimpleNamespace(close=lambda: nixl.log.append("close"))
+
+    buffer = SimpleNamespace(address=0, device=0)
+    double = SimpleNamespace(open_store=open_store, ObjectBuffer=lambda *_: buffer)
+    monkeypatch.setattr(worker_commands, "objects", double)
+    monkeypatch.setattr(nixl, "get_plugin_list", lambda: ["UCX", "OBJ", "AZURE_BLOB"])
+    commands, parameters = Commands(lambda: False), {"AZURE_BLOB": {"container_name": "c"}}
+    options = {"progress_thread": False, "listen_thread": False, "listen_port": 0, "telemetry": False}
+    named = {"name": "a", "backends": ["UCX", "AZURE_BLOB", "OBJ"], "parameters": parameters}
+    commands.handle("create_agent", {**named, **options})
+    commands.handle("allocate", {"size": 8, "memory_type": "OBJ"})
+    store = ("AZURE_BLOB", parameters["AZURE_BLOB"])
+    assert nixl.log[:3] == [store, "close", ("load", "UCX", "1.5.1")]
+    assert nixl.log[-1] == store
+
+
 def test_a_plugin_that_this_nixl_lacks_is_named_with_those_that_it_has(nixl: LoggedNixl) -> None:
-    with pytest.raises(NixlPluginError, match=r"^NIXL has no plugin GDS: it has UCX, POSIX, OWN"):
+    with pytest.raises(NixlPluginError) as caught:
         create(["UCX", "GDS"])
+    assert caught.value.reason == "NIXL has no plugin GDS: it has UCX, POSIX, OWN"
+    assert caught.value.remedy == nixl_api.plugin_remedy()
     assert ("create", "UCX", {"threads": "0"}) in nixl.log
 
 
-def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
-    nixl.fault = RuntimeError("no plugin")
-    with pytest.raises(NixlPluginError, match=r"^NIXL cannot create an agent: no plugin"):
-        create(["UCX"])
+def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_api, "creation_remedy", lambda error, port: f"remedy of {error} at {port}")
+    monkeypatch.setattr(worker_commands, "start_fault", lambda: ("too many threads", "end some"))
+    busy = "thread: Resource temporarily unavailable"
+    for error, reason, remedy in (
+        ("no plugin", "no plugin", "remedy of no plugin at 5"),
+        (busy, f"{busy}: too many threads", "end some"),
+    ):
+        nixl.fault = RuntimeError(error)
+        with pytest.raises(NixlPluginError) as caught:
+            create(["UCX"])
+        assert (caught.value.reason, caught.value.remedy) == (f"NIXL cannot create an agent: {reason}", remedy)
     nixl.fault = ValueError("an empty name")
     with pytest.raises(nixl_api.NixlCallError, match=r"^an empty name$"):
         create(["UCX"])
@@ -317,25 +348,30 @@ def test_a_descriptor_list_has_the_methods_of_nixl(
     assert str(caught.value) == message
 
 
-class LoggedBuffer:
-    """A buffer that keeps what is done with it."""
+class Logged:
+    """An object that writes to a log what it is asked.
 
-    memory, address, size, device = "VRAM", 64, 32, 5
+    :param answers: what its methods return, by their names.
+    """
 
-    def __init__(self, log: list[Any]) -> None:
-        self.log = log
+    def __init__(self, log: list[Any], **answers: object) -> None:
+        self._log, self._answers = log, answers
 
     def __getattr__(self, method: str) -> Any:
         def note(*values: object, **named: object) -> object:
-            self.log.append((method, *values, *named.items()))
-            return {"kernel_seconds": 0.5, "read": b"bytes"}.get(method)
+            self._log.append((method, *values, *named.items()))
+            return self._answers.get(method)
 
         return note
 
 
+class LoggedBuffer(Logged):
+    memory, address, size, device = "VRAM", 64, 32, 5
+
+
 def test_a_buffer_is_filled_compared_registered_and_freed(worker: tuple[Commands, Raw]) -> None:
     commands, raw = worker
-    ref = commands.keep(LoggedBuffer(raw.log), "buffer")
+    ref = commands.keep(LoggedBuffer(raw.log, kernel_seconds=0.5, read=b"bytes"), "buffer")
     other = commands.keep(LoggedBuffer([]), "buffer")
     parts = [[1, 2, 3], [4, 5, 6]]
     steps: dict[str, dict[str, Any]] = {
@@ -415,14 +451,7 @@ def test_a_row_is_prepared_with_its_objects_and_released(
         "notify_each": False,
         "announced": True,
     }
-    row = {
-        "agent": AGENT,
-        "op": "READ",
-        "target": "t",
-        "plugin": "P",
-        "sides": sides,
-        **plain,
-    }
+    row = {"agent": AGENT, "op": "READ", "target": "t", "plugin": "P", "sides": sides, **plain}
     stores = {"storage": file, "objects": objects} if stored else {"storage": None, "objects": None}
     ref = commands.handle("row_prepare", {**row, **stores})
     extra = {"sync": "sync 0", "watch": ends[1]} if stored else {"sync": None, "watch": None}
@@ -485,43 +514,24 @@ def test_a_worker_says_which_gpus_it_sees_or_why_it_sees_none(monkeypatch: pytes
     assert commands.handle("devices", {}) == refusal
 
 
-class LoggedTools:
-    """The programs of a worker, which return what they are asked."""
-
-    def __init__(self, cancelled: object) -> None:
-        self.program = SimpleNamespace(pid=99)
-
-    def find(self, *values: object) -> object:
-        return ("find", *values)
-
-    def start(self, *values: object) -> object:
-        self.program.values = values
-        return self.program
-
-    def look(self, *values: object) -> object:
-        return ("look", *values)
-
-    def listens(self, *values: object) -> object:
-        return ("listens", *values)
-
-    def end(self, *values: object) -> None:
-        self.program.ended = values
-
-
 def test_a_program_is_kept_by_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_commands, "Tools", LoggedTools)
-    commands = Commands(lambda: False)
-    assert commands.handle("tool_find", {"tool": "nixlbench"}) == ("find", "nixlbench")
-    values = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
-    started = commands.handle("tool_start", values)
-    assert started == {"program": Ref(1, "program"), "pid": 99}
-    program = {"program": started["program"]}
-    kept_program = commands.get(started["program"])
-    assert kept_program.values == ("nixlbench", ["-p"], {"A": None})
-    assert commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}) == ("look", kept_program, 5, 2.0)
-    assert commands.handle("tool_listens", {**program, "port": 7}) == ("listens", kept_program, 7)
-    commands.handle("tool_end", {**program, "number": 9})
-    assert kept_program.ended == (kept_program, 9)
+    log, process = list[Any](), SimpleNamespace(pid=99)
+    tools = Logged(log, find={"path": "/p"}, start=process, look={"from": 5}, listens=True)
+    monkeypatch.setattr(worker_commands, "Tools", lambda cancelled: tools)
+    commands, program = Commands(lambda: False), {"program": Ref(1, "program")}
+    started = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
+    answers = [
+        commands.handle("tool_find", {"tool": "nixlbench"}),
+        commands.handle("tool_start", started),
+        commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}),
+        commands.handle("tool_listens", {**program, "port": 7}),
+        commands.handle("tool_end", {**program, "number": 9}),
+    ]
+    assert answers == [{"path": "/p"}, {**program, "pid": 99}, {"from": 5}, True, None]
+    assert log == [
+        *[("find", "nixlbench"), ("start", *started.values())],
+        *[("look", process, 5, 2.0), ("listens", process, 7), ("end", process, 9)],
+    ]
 
 
 @pytest.mark.parametrize("loads", [False, True])
@@ -549,9 +559,7 @@ def test_a_function_gets_the_agent_and_the_objects_of_references(worker: tuple[C
     assert 0 < commands.handle("free_port", {}) < 65536
 
 
-def test_a_worker_greets_each_target_before_its_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_greets_each_target_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[object] = []
 
     class Transfers:
@@ -570,8 +578,12 @@ def test_a_worker_greets_each_target_before_its_deadline(
     assert log == [("agent", "a", [], {}, how, True), "greet", ("agent", "b", [], {}, how, True), "greet"]
 
 
-def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands, log = Commands(lambda: False), list[str]()
+@pytest.mark.parametrize("longest", [2.0, None])
+def test_contention_and_counters_are_of_the_timed_windows(
+    monkeypatch: pytest.MonkeyPatch, longest: float | None
+) -> None:
+    commands, log = Commands(lambda: False), list[Any]()
+    prepared = SimpleNamespace()
 
     class Known:
         """Contention or counters, whose result exists once the windows have been timed within it."""
@@ -590,36 +602,24 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
 
     def measure(initiator: object, *, around: contextlib.AbstractContextManager[object], **how: Any) -> dict[str, Any]:
         with around:
-            log.append("timed")
-        return {"windows": [how["iterations"]]}
+            log.append((initiator is prepared, how))
+        return {"windows": [7]}
 
     monkeypatch.setattr(worker_commands, "CpuContention", Known)
     monkeypatch.setattr("pytest_nixl.model.device_counters.CarrierBytes.counting", Known)
     monkeypatch.setattr(transfer, "measure", measure)
-    monkeypatch.setattr(commands, "_prepared", lambda *_: None)
-    how: dict[str, Any] = {"iterations": 7, "warmup": 0, "warmup_seconds": 0.0, "duration": 0.0}
-    measurement = commands.do_measure(Ref(1, "transfers"), 1.0, "READ", [5], **how)
+    monkeypatch.setattr(transfer, "RowEnd", lambda **named: named)
+    how: dict[str, Any] = {"iterations": 7, "warmup": 6, "warmup_seconds": 5.0, "duration": 4.0, "decisive_rate": 3.0}
+    fields = {"size": 8, "seed": 7, "receives": True, "new_patterns": False}
+    values = {"transfers": commands.keep(prepared, "transfers"), "timeout": 60.0, "op": "READ", "own": [5]}
+    end = {"buffer": commands.keep("the buffer", "buffer"), **fields}
+    measurement = commands.handle("measure", {**values, **how, "end": end, "longest": longest})
     assert measurement == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
-    assert log == ["[5] begin", "READ begin", "timed", "READ end", "[5] end"]
+    how |= {"end": {"buffer": "the buffer", **fields}, "longest": longest or math.inf}
+    assert log == ["[5] begin", "READ begin", (True, how), "READ end", "[5] end"]
+    assert 0 < prepared.deadline - time.monotonic() <= 60
 
 
 def test_pytest_reads_the_table_of_commands_without_numpy() -> None:
     read = "import sys; from pytest_nixl.model.worker_commands import WORKER_COMMANDS; len(WORKER_COMMANDS)"
     subprocess.run([sys.executable, "-c", f"{read}; assert 'numpy' not in sys.modules"], check=True)
-
-
-@pytest.mark.parametrize("marked", [True, False])
-def test_a_module_of_a_file_is_imported_after_its_packages(tmp_path: Path, marked: bool) -> None:
-    inner = tmp_path / "outer_of_test" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "value.py").write_text("VALUE = 7\n")
-    (inner / "test_x.py").write_text("from .value import VALUE\nfrom ..inner.value import VALUE as SAME\n")
-    for folder in (inner, inner.parent) if marked else ():
-        (folder / "__init__.py").touch()
-    try:
-        module = import_file("outer_of_test.inner.test_x", str(inner / "test_x.py"))
-        assert module.VALUE == module.SAME == 7
-        assert import_file("outer_of_test.inner.test_x", str(inner / "test_x.py")) is module
-    finally:
-        for name in [name for name in sys.modules if name.startswith("outer_of_test")]:
-            del sys.modules[name]

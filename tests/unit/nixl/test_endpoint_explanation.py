@@ -87,11 +87,7 @@ def test_a_form_that_etcdctl_does_not_read_is_warned_of() -> None:
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [
-        ("option", "--nixl-etcd"),
-        ("ini", "the ini value nixl_etcd"),
-        ("environment ETCD_ENDPOINTS", "ETCD_ENDPOINTS"),
-    ],
+    [("option", "--nixl-etcd"), ("ini", "the ini value nixl_etcd"), ("environment ETCD_ENDPOINTS", "ETCD_ENDPOINTS")],
 )
 def test_endpoints_are_named_by_where_they_come_from(
     source: str, name: str, make_settings: Callable[..., Settings]
@@ -204,10 +200,7 @@ def test_the_command_shows_neither_user_nor_password(text: str, capsys: pytest.C
 def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["endpoint", "http://127.0.0.1:2379", "127.0.0.1:2379/"]) == 1
     first, second = capsys.readouterr().out.split("\n\n")
-    assert first.splitlines() == [
-        "http://127.0.0.1:2379",
-        "  NIXL reads it: it contacts 127.0.0.1:2379",
-    ]
+    assert first.splitlines() == ["http://127.0.0.1:2379", "  NIXL reads it: it contacts 127.0.0.1:2379"]
     assert second.splitlines()[0] == "127.0.0.1:2379/"
     assert second.splitlines()[1] == (
         "  NIXL does not read it: '127.0.0.1:2379/' ends with a slash, which NIXL reads as part of the port; "
@@ -233,6 +226,19 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         ("[fe80::1%25lo]:2379", ""),
         ("[localhost]:23790", "http://localhost:23790"),
         ("h:000000000000000000000000000000000023790", "http://h:23790"),
+        *[(text, "http://h:2379") for text in ("http:/h", "HTTPS:/h/", "https//h", "http: //h", "h:", "h:/")],
+        *[
+            (text, "http://h:1")
+            for text in ("http//h:1", "//h:1", "http:h:1", "a+b-c.d:///h:1", "u:p@h:1", "'({[<h:1>]})'")
+        ],
+        *[(text, "") for text in ("http:", "HTTPS:/", "/h:1", "h:+", "h:1//", "h:1//a", "a:b:c", "h:1\\", "?h:1")],
+        ("http://::1:5", "http://[::1]:5"),
+        ("u@[::1]:5", "http://[::1]:5"),
+        ("[::1:5", "http://[::1]:5"),
+        ("u:p@q:2,u:x,y@h:1", "http://h:1"),
+        ("h:1 :", ""),
+        (f"h:1,{'a' * 64}:2", ""),  # a name that resolves here only, and is lost
+        ("::1:x", ""),
     ],
 )
 def test_a_rewrite_names_the_same_host_and_port_or_is_empty(text: str, rewrite: str) -> None:
@@ -265,9 +271,14 @@ def test_what_is_wrong_with_the_form_of_a_member_is_named(texts: str, fault: str
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("http://é😀:1", None), ("a\\b:1", None), ("a\x1b\u2028:1", "a\\x1b\\u2028:1")]
+    ("text", "shown"),
+    [
+        *[("http://é😀:1", None), ("a\\b:1", None), ("a\x1b\u2028:1", "a\\x1b\\u2028:1")],
+        *[("http://u:p@h:1", "http://***@h:1"), ("h:1?token=hunter22", "h:1?token=***")],
+        ("http://u:p,x@h:1;http://v@i:2", "***@i:2"),
+    ],
 )
-def test_only_what_is_not_printable_is_escaped(text: str, shown: str | None) -> None:
+def test_a_shown_text_has_no_secret_and_nothing_that_is_not_printable(text: str, shown: str | None) -> None:
     assert explain(text, suppose).text == (shown or text)
 
 
@@ -278,11 +289,7 @@ NO_IPV6 = "the KV benchmark cannot read an IPv6 address: give it a host name"
 NO_PORT = "no port is named: 2379 is etcd's default"
 RESOLVES = "HOST must resolve to an IPv4 address on the hosts of the agents"
 #: The notes about a value, by NIXL's finding.
-PLAINTEXT, DROPPED, SKIPPED = (
-    "NIXL-ETCD-HTTPS-PLAINTEXT",
-    "NIXL-ETCD-CREDENTIALS-DROPPED",
-    "NIXL-ETCD-MEMBER-DROPPED",
-)
+PLAINTEXT, DROPPED, SKIPPED = ("NIXL-ETCD-HTTPS-PLAINTEXT", "NIXL-ETCD-CREDENTIALS-DROPPED", "NIXL-ETCD-MEMBER-DROPPED")
 TEXTS_OF = {
     PLAINTEXT: "NIXL sends plaintext to https addresses: others on the network can read addresses and memory keys, and "
     "an etcd with TLS closes the connection",
@@ -327,6 +334,14 @@ TEXTS_OF = {
         ("http://h:99999", f"'http://h:99999' has the port '99999', which is not a number from 0 to 65535{ONLY}", [],
          ["write http://HOST:PORT", "the port '99999' is invalid: give a number from 1 to 65535", RESOLVES]),
         ("h: 1", "it contacts 192.0.2.1:1", [], ["write http://HOST:PORT", RESOLVES]),
+        (" http://h", f"' http://h' names no port, and NIXL has no default{ONLY}", [],
+         ["write http://h:2379", NO_PORT]),
+        *[(text, f"{text!r} has a space in it, which NIXL reads as part of the address (separate members by a comma)"
+           f"{ONLY}", [], remedy) for text, remedy in (("a b:1", ["write http://a:2379,http://b:1", NO_PORT,
+           f"{LIST} http://a:2379"]), ("h:1 ", ["write http://h:1"]), ("h :1", ["write http://HOST:PORT", RESOLVES]))],
+        ("http://u:p@h:1;http://i:2", "it contacts 192.0.2.1:2", [DROPPED, "'http://***@h:1' without a message: it has "
+         "a user or password, which NIXL cannot send: it reads them as part of the host name"],
+         ["write http://h:1,http://i:2", NO_LOGIN, f"{LIST} http://h:1"]),
         ("[::ffff:127.0.0.1]:5", "it contacts [::ffff:127.0.0.1]:5", [], ["write http://127.0.0.1:5"]),
         ("unix:/s", f"'unix:/s' names a socket file, but NIXL's client connects to TCP addresses only{ONLY}", [],
          ["write http://HOST:PORT", RESOLVES]),

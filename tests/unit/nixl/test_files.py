@@ -45,7 +45,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("system", "alignment", "message"),
-    [("ext4", 4096, "direct/ext4"), ("ext4", 4097, "cached/ext4"), ("tmpfs", 4096, "memory/tmpfs")],
+    [
+        ("ext4", 4096, "direct/ext4"),
+        ("ext4", 4097, "cached/ext4"),
+        ("tmpfs", 4096, "memory/tmpfs"),
+        ("ramfs", 1, "memory/ramfs"),
+    ],
 )
 def test_a_file_says_whether_the_page_cache_or_the_storage_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],

@@ -14,6 +14,7 @@ import pytest
 from pytest_nixl.nixl import installed
 from pytest_nixl.nixl.installed import (
     cuda_of_nixl,
+    hidden_module,
     import_fault,
     nixl_packages,
     pip_command,
@@ -22,6 +23,7 @@ from pytest_nixl.nixl.installed import (
     wheel_damage,
     wheel_for_torch,
 )
+from pytest_nixl.nixl.worker import nixl_api
 
 
 @pytest.fixture
@@ -54,9 +56,12 @@ def test_all_packages_of_nixl_are_listed_and_the_first_folder_counts(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(site, "nixl==1.5.1", "nixl-cu12==1.5.1", "nixl-rocm6==1.4.0", "nixl-tools==9.0", "nixlbench==9.0")
+    install(site, *(f"nixl-rocm6==1.4.{number}" for number in range(9, 0, -1)))
+    install(site, "nixl-rocm-x==1.3.0", "nixl-cu14==", "nixl-==9.0", "nixl-cu==9.0")
     install(tmp_path / "other", "nixl-cu12==1.4.0", "nixl-cu13==1.5.0")
     monkeypatch.setattr(sys, "path", [str(site), str(tmp_path / "other")])
-    expected = {"nixl": "1.5.1", "nixl-cu12": "1.5.1", "nixl-rocm6": "1.4.0", "nixl-cu13": "1.5.0"}
+    expected = {"nixl": "1.5.1", "nixl-cu12": "1.5.1", "nixl-rocm6": "1.4.0", "nixl-rocm-x": "1.3.0"}
+    expected["nixl-cu13"] = "1.5.0"
     assert nixl_packages() == expected
     plugin = site / ".nixl_cu12.mesonpy.libs" / "plugins" / "libplugin_UCX.so"
     assert release_of(str(plugin)) == "1.5.1"
@@ -70,7 +75,7 @@ def test_all_packages_of_nixl_are_listed_and_the_first_folder_counts(
         ("/site/nixl/_api.py", ["/lib/libc.so.6", "/lib/libcudart.so.13.0.1", "/lib/libcudart.so.12"],
          (13, "/lib/libcudart.so.13.0.1")),
         ("/site/nixl/_api.py", ["/libs/libcudart-0a1b2c3d.so.12"], (12, "/libs/libcudart-0a1b2c3d.so.12")),
-        ("/site/nixl/_api.py", ["/lib/my-libcudart.so.13"], None),
+        ("/site/nixl/_api.py", ["/lib/my-libcudart.so.13", "/lib/libcudart.so.a"], None),
         ("/nixl_cu12/nixl/_api.py", [], None),
         ("/site/nixl_cu/_api.py", [], None),
     ],
@@ -143,7 +148,7 @@ NOEXEC = (
     [
         (ImportError("x.so: failed to map segment from shared object"), False,
          ("the kernel refuses to map it", NOEXEC)),
-        (ModuleNotFoundError("no", name="numpy.core"), False,
+        (ModuleNotFoundError("no", name="numpy.core.x"), False,
          ("NIXL imports the module numpy", "run `pip install numpy`")),
         (ModuleNotFoundError("no", name="nixl_cu12._bindings"), False, ("", "")),
         (ImportError("no", name="numpy"), False, ("", "")),
@@ -158,12 +163,50 @@ def test_an_import_that_fails_has_a_cause_and_a_remedy(
     monkeypatch.setattr(installed, "hidden_module", lambda error: None)
     install(site, "nixl-cu12==1.5.1")
     (site / "nixl_cu12").mkdir()
-    for name, size in (("a.py", 3), ("b.so", 4 + damaged), ("c.so.1", 0 if damaged else 5), ("d.txt", 9)):
+    for name, size in (("a.py", 3), ("b.so", 4 + damaged), ("c.so.1", 0 if damaged else 5), ("d.txt", 9), ("f.sox", 9)):
         (site / "nixl_cu12" / name).write_bytes(bytes(size))
-    names = {"a.py": 3, "b.so": 4, "c.so.1": 5, "d.txt": 1, "e.so": ""}
+    names = {"a.py": 3, "b.so": 4, "c.so.1": 5, "d.txt": 1, "e.so": "", "f.sox": 1}
     record = site / "nixl_cu12-1.5.1.dist-info" / "RECORD"
     record.write_text("".join(f"nixl_cu12/{name},sha256=x,{size}\n" for name, size in names.items()))
     monkeypatch.setattr(installed, "PACKAGES", ())
     assert import_fault(error) == tuple(part.format(site=site) for part in expected)
     assert (wheel_damage() is not None) is damaged
     assert importlib.metadata.version("nixl-cu12") == "1.5.1"
+
+
+@pytest.mark.parametrize("shadow", ["module_of_test.py", "module_of_test/__init__.py"])
+def test_a_file_that_hides_an_installed_module_is_named_with_it(site: Path, tmp_path: Path, shadow: str) -> None:
+    install(site, "acme==1.2")
+    (site / "acme-1.2.dist-info" / "RECORD").write_text("x.py,,\nmodule_of_test.py,,\n")
+    (site / "module_of_test.py").touch()
+    error = ModuleNotFoundError(name="module_of_test.inner.x")
+    assert hidden_module(error) is None
+    hiding = tmp_path / "own" / shadow
+    hiding.parent.mkdir(parents=True)
+    hiding.touch()
+    sys.path.insert(0, str(tmp_path / "own"))
+    reason = f"{hiding} hides the module module_of_test of acme 1.2 ({site / 'module_of_test.py'})"
+    remedy = f"rename {hiding}, or take {tmp_path / 'own'} out of PYTHONPATH and do not start in it"
+    assert hidden_module(error) == (reason, remedy)
+    (site / "module_of_test.py").unlink()
+    assert hidden_module(error) is None
+
+
+def test_the_loaded_nixl_is_the_package_that_installed_its_module(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nixl_api.installed() == ("nixl", "of no package")
+    install(site, "nixl==1.5.0", "nixl-cu12==1.5.1", "nixl-cu13==1.4.0")
+    assert nixl_api.installed() == ("nixl-cu13", "1.4.0")
+    for name in ("nixl_cu12", "nixl_cu13"):
+        (site / name).mkdir()
+        (site / name / "_api.py").touch()
+        version = "1.5.1" if name == "nixl_cu12" else "1.4.0"
+        record = site / f"{name}-{version}.dist-info" / "RECORD"
+        record.write_text(f"{name}/gone/_api.py,,\n{name}/__init__.py,,\n{name}/_api.py,,\n")
+    for file, package in (
+        (site / "nixl_cu12" / "_api.py", ("nixl-cu12", "1.5.1")),
+        (site / "nixl_cu13" / "_api.py", ("nixl-cu13", "1.4.0")),
+        (site / "acme.dist-info", ("nixl-cu13", "1.4.0")),  # an image's own build: the first package
+    ):
+        monkeypatch.setitem(sys.modules, "nixl._api", SimpleNamespace(__file__=str(file)))
+        file.touch()
+        assert nixl_api.installed() == package

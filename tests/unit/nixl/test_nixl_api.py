@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,35 +59,61 @@ def test_worker_threads_are_given_to_the_plugins_that_have_them(monkeypatch: pyt
     assert nixl_api.backend_parameters(AGENT, "UCX", {}, 3) == {"num_threads": "3"}, "it takes it without listing it"
     monkeypatch.setattr(nixl_api, "THREADED", ("UCX", "GDS", "LIBFABRIC"))
     assert nixl_api.backend_parameters(AGENT, "GDS", {}, 3) == {"num_threads": "3"}
+    assert nixl_api.backend_parameters(AGENT, "UCX", {"engines": "2"}, 3) == {"engines": "2", "num_threads": "3"}
     assert nixl_api.backend_parameters(AGENT, "OBJ", {}, 3) == {}
-    with pytest.raises(NixlPluginError, match=r"^LIBFABRIC of NIXL 1\.5\.1 has no worker threads"):
+    with pytest.raises(NixlPluginError) as caught:
         nixl_api.backend_parameters(AGENT, "LIBFABRIC", {}, 3)
+    assert caught.value.reason == "LIBFABRIC of NIXL 1.5.1 has no worker threads"
+    assert caught.value.remedy == "omit --nixl-threads"
+
+
+FIND_PROCESS = "find the process that has port 7 with `ss -tanp 'sport = :7'`; or create the agent with another"
+SET_HOME = (
+    "set HOME to a directory that this user can read, or NIXL_CONFIG_FILE to NIXL's configuration file: NIXL searches "
+    "HOME for one"
+)
+FOLDER = "to the plugin folder of this NIXL build; run with NIXL_LOG_LEVEL=info to see why a plugin fails"
+PORTS = [("0.9.0", False, True), ("1.1.0", False, False), ("1.2.0", True, False)]
+
+
+@pytest.mark.parametrize(("version", "zero", "refused"), PORTS)
+def test_a_listener_has_the_requested_port_or_a_free_one(version: str, zero: bool, refused: bool) -> None:
+    assert (nixl_api.port_for(version, 0) == 0) is zero
+    assert 0 <= nixl_api.port_for(version, 0) < 65536
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(NixlPluginError) if refused else nullcontext() as caught:
+            assert nixl_api.port_for(version, port) == port
+    if caught is not None:
+        assert (caught.value.reason, caught.value.remedy) == (
+            f"the agent cannot listen on port {port} (Address already in use), and NIXL 0.9.0 would silently create an "
+            "agent that no peer can reach",
+            "set another listen_port, or 0 for a free one",
+        )
 
 
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        ("cannot bind metadata listener", "find the process that has port 7 with `ss -tanp 'sport = :7'`"),
-        ("telemetry is wrong", "correct or unset the variables NIXL_TELEMETRY_"),
-        (
-            "filesystem error: status: Permission denied [/root/.nixl.cfg]",
-            "set HOME to a directory that this user can read",
-        ),
-        ("Conversion to bool failed", "correct or unset the variables NIXL_TELEMETRY_"),
-        ("filesystem error: status: Permission denied [/plugins]", "set NIXL_PLUGIN_DIR to the plugin folder"),
-        ("no plugins", "set NIXL_PLUGIN_DIR to the plugin folder"),
+        ("cannot bind metadata listener", FIND_PROCESS),
+        ("telemetry is wrong", "correct or unset the variables NIXL_TELEMETRY_…"),
+        ("Conversion to bool failed", "correct or unset the variables NIXL_TELEMETRY_…"),
+        ("filesystem error: status: Permission denied [/root/.nixl.cfg]", SET_HOME),
+        ("filesystem error: status: Permission denied [/plugins]", f"set NIXL_PLUGIN_DIR {FOLDER}"),
+        ("cannot read /root/.nixl.cfg", f"set NIXL_PLUGIN_DIR {FOLDER}"),
+        ("no plugins", f"set NIXL_PLUGIN_DIR {FOLDER}"),
     ],
 )
 def test_the_remedy_of_a_refused_agent_follows_from_nixls_words(
     error: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NIXL_PLUGIN_DIR", raising=False)
-    assert nixl_api.creation_remedy(error, 7).startswith(remedy)
+    assert nixl_api.creation_remedy(error, 7) == remedy
 
 
 def test_a_plugin_folder_that_is_set_is_doubted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIXL_PLUGIN_DIR", "/else")
-    assert nixl_api.plugin_remedy().startswith("unset NIXL_PLUGIN_DIR (now /else), or set it to the plugin folder")
+    assert nixl_api.plugin_remedy() == f"unset NIXL_PLUGIN_DIR (now /else), or set it {FOLDER}"
 
 
 class Api:
@@ -123,8 +151,21 @@ def test_an_agent_is_created_without_backends_and_listens_only_if_it_is_asked_to
 
 def test_a_release_without_synchronization_modes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl._api", Api())
-    with pytest.raises(NixlPluginError, match=r"^an agent of NIXL 1\.5\.1 has no synchronization mode"):
+    with pytest.raises(NixlPluginError) as caught:
         nixl_api.make_agent("a", sync_mode="rw")
+    assert caught.value.reason == "an agent of NIXL 1.5.1 has no synchronization mode"
+    assert caught.value.remedy == "set --nixl-sync-mode=auto, or install NIXL 1.2 or newer"
+
+
+def test_an_empty_list_is_made_by_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = SimpleNamespace(
+        nixlRegDList=lambda memory: ("reg", memory), nixlXferDList=lambda memory: ("xfer", memory)
+    )
+    monkeypatch.setitem(sys.modules, "bindings_of_test", bindings)
+    bound = type("nixlAgent", (), {"__module__": "bindings_of_test"})
+    agent = SimpleNamespace(agent=bound(), nixl_mems={"DRAM": 7})
+    lists = [nixl_api.empty_list(agent, method, "DRAM") for method in ("get_reg_descs", "get_xfer_descs")]
+    assert lists == [("reg", 7), ("xfer", 7)]
 
 
 @pytest.mark.parametrize(("version", "torch"), [("1.3.2", True), ("1.4.0", False)])
@@ -135,7 +176,12 @@ def test_a_release_that_imports_torch_asks_for_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(nixl_api, "installed", lambda: ("nixl-cu12", version))
     with pytest.raises(NixlPluginError if torch else nixl_api.NixlImportError) as caught:
         nixl_api.load()
-    assert ("nixl-cu12 1.3.2 imports torch" in str(caught.value)) is torch
+    if isinstance(caught.value, NixlPluginError):
+        assert (caught.value.reason, caught.value.remedy) == (
+            "NIXL cannot be loaded: nixl-cu12 1.3.2 imports torch, like every release before 1.4, but torch is not "
+            "installed",
+            "install NIXL 1.4 or newer, or run `pip install torch` (without a GPU, its CPU build is enough)",
+        )
 
 
 def load_with(folder: Path) -> list[str]:
@@ -162,7 +208,7 @@ def load_beside_torch(folder: Path, cuda: str) -> list[str]:
 
 
 def test_a_torch_for_a_cuda_without_a_nixl_is_what_to_change(tmp_path: Path) -> None:
-    assert load_beside_torch(tmp_path, "11.8") == [
+    assert load_beside_torch(tmp_path, "11.8.1") == [
         "NIXL cannot be loaded: torch is built for CUDA 11, for which there is no package of NIXL",
         "install a torch that is built for CUDA 12 or newer",
     ]
@@ -171,7 +217,7 @@ def test_a_torch_for_a_cuda_without_a_nixl_is_what_to_change(tmp_path: Path) -> 
 def test_a_nixl_for_another_cuda_than_that_of_torch_is_named_with_the_one_to_install(tmp_path: Path) -> None:
     """NIXL itself chooses its package: by the CUDA version of the torch that is installed."""
     name, version = nixl_api.installed()
-    assert load_beside_torch(tmp_path, "99.0") == [
+    assert load_beside_torch(tmp_path, "99.0.1") == [
         f"torch is built for CUDA 99, and beside it NIXL loads only nixl-cu99; installed: {name} {version}",
         f"install NIXL for this Python: `pip install --no-deps nixl-cu99=={version}`, or use the image's own build",
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import re
 import sys
-from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,111 +15,101 @@ import numpy as np
 import pytest
 
 from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
+from pytest_nixl.core.extras import pip_install
+from pytest_nixl.core.texts import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.nixl.worker import devices, vram
 from pytest_nixl.nixl.worker.devices import WorkerGpu, WrongBytes, nvidia, shortest
-from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, _Room, driver_fault
+from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, driver_fault
 from pytest_nixl.nixl.worker.memory import chunks
+
+NO_DRIVER = (
+    "this host has no NVIDIA driver (no /dev/nvidiactl)",
+    "run pytest on a host with a GPU, and give the container its GPUs (`docker run --gpus all`, nvidia.com/gpu)",
+)
+HIDDEN = "hides every GPU from this process", "unset CUDA_VISIBLE_DEVICES, or set it to the number of an existing GPU"
+NO_LIBRARY = (
+    "the driver's device node exists, but its library libcuda.so.1 is missing: libcuda is not found",
+    "set NVIDIA_DRIVER_CAPABILITIES=compute,utility so that the container runtime mounts it",
+)
+UNKNOWN = "the CUDA driver does not start: CUDA_ERROR_STUB_LIBRARY", OTHER_REMEDY
+NO_BINDINGS = (
+    "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch",
+    f"run `{pip_install('gpu')}` for the Python that runs the tests",
+)
+
+
+def started(code: str) -> tuple[str, str]:
+    """Return what is said of a driver that does not start with a known error."""
+    return f"the CUDA driver does not start: {CUDA_ERRORS[code].title}", CUDA_ERRORS[code].remedy
 
 
 @pytest.mark.parametrize(
-    ("code", "fault", "node_exists", "visible", "reason"),
+    ("code", "fault", "node_exists", "visible", "expected"),
     [
-        (None, "libcuda is not found\nmore", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (100, "CUDA_ERROR_NO_DEVICE", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= "),
-        (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 "),
-        (101, "CUDA_ERROR_INVALID_DEVICE", True, "0,0", "CUDA_VISIBLE_DEVICES=0,0 "),
-        (34, "CUDA_ERROR_STUB_LIBRARY", True, None, "the CUDA driver does not start: CUDA_ERROR_STUB_LIBRARY"),
-        (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start: CUDA_ERROR_NO_DEVICE"),
-        (
-            802,
-            "CUDA_ERROR_SYSTEM_NOT_READY",
-            True,
-            "0",
-            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager",
-        ),
-        (
-            None,
-            "libcuda is not found\nmore",
-            True,
-            None,
-            "the driver's device node exists, but its library libcuda.so.1 is missing: libcuda is not found",
-        ),
+        (None, "libcuda is not found\nmore", False, None, NO_DRIVER),
+        (100, "CUDA_ERROR_NO_DEVICE", False, None, NO_DRIVER),
+        (100, "CUDA_ERROR_NO_DEVICE", True, "", (f"CUDA_VISIBLE_DEVICES= {HIDDEN[0]}", HIDDEN[1])),
+        (100, "CUDA_ERROR_NO_DEVICE", False, "7", (f"CUDA_VISIBLE_DEVICES=7 {HIDDEN[0]}", HIDDEN[1])),
+        (101, "CUDA_ERROR_INVALID_DEVICE", True, "0,0", (f"CUDA_VISIBLE_DEVICES=0,0 {HIDDEN[0]}", HIDDEN[1])),
+        (100, "CUDA_ERROR_NO_DEVICE", True, None, started("100")),
+        (34, "CUDA_ERROR_STUB_LIBRARY", True, None, UNKNOWN),
+        (802, "CUDA_ERROR_SYSTEM_NOT_READY", True, "0", started("802")),
+        (None, "libcuda is not found\nmore", True, "0", NO_LIBRARY),
     ],
 )
 def test_every_reason_for_no_gpu_has_its_own_message(
-    code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
+    code: int | None, fault: str, node_exists: bool, visible: str | None, expected: tuple[str, str]
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    sentence, remedy = driver_fault(code, fault, node_exists=node_exists, environ=environ)
-    assert sentence.startswith(reason)
-    assert "\n" not in sentence
-    assert remedy
+    assert driver_fault(code, fault, node_exists=node_exists, environ=environ) == expected
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"),
-    [
-        (46, "run `nvidia-smi -c 0`"),
-        (209, "use a newer GPU"),
-        (222, "install a newer driver"),
-        (802, "run `systemctl status nvidia-fabricmanager`"),
-        (719, "run `nvidia-smi` and `dmesg | grep -i xid`"),
-    ],
-)
-def test_remedy_of_a_call_that_fails_is_that_of_its_error(code: int, remedy: str) -> None:
+@pytest.mark.parametrize("gpu", ["", "GPU 1"])
+@pytest.mark.parametrize("code", [0, 46, 209, 719, 9999])
+def test_a_call_that_fails_is_named_with_its_error_and_the_remedy_of_that(code: int, gpu: str) -> None:
     driver = SimpleNamespace(
-        cuDevicePrimaryCtxRetain=lambda device: (code, None),
-        cuGetErrorName=lambda code: (0, b"CUDA_ERROR_LAUNCH_FAILED"),
-        cuGetErrorString=lambda code: (0, b"unspecified launch failure"),
+        cuMemAlloc=lambda size: (code, size, "other"),
+        cuMemFree=lambda: (code,),
+        cuGetErrorName=lambda code: (0, b"CUDA_ERROR_%d" % code),
+        cuGetErrorString=lambda code: (0, b"unspecified failure %d" % code),
     )
+    if not code:
+        assert [nvidia.call(driver, "cuMemAlloc", 8, gpu=gpu), nvidia.call(driver, "cuMemFree", gpu=gpu)] == [8, None]
+        return
     with pytest.raises(NixlPluginError) as caught:
-        nvidia.call(driver, "cuDevicePrimaryCtxRetain", 0)
-    assert caught.value.reason.startswith("the CUDA driver's cuDevicePrimaryCtxRetain failed: CUDA_ERROR_")
-    assert caught.value.remedy.startswith(remedy)
+        nvidia.call(driver, "cuMemAlloc", 8, gpu=gpu)
+    error = CUDA_ERRORS.get(str(code))
+    title = error.title if error else f"CUDA_ERROR_{code} (unspecified failure {code})"
+    remedy = "run `nvidia-smi` and `dmesg | grep -i xid` on the host: a GPU that had an error may need a reset"
+    assert caught.value.reason == f"the CUDA driver's cuMemAlloc failed{' on GPU 1' if gpu else ''}: {title}"
+    assert caught.value.remedy == (error.remedy if error else remedy)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "node_exists", "reason"),
+    ("gpus", "node_exists", "expected"),
     [
-        (None, False, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (None, True, "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch"),
-        ([], False, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        ([], True, "torch sees no GPU"),
-        (["one"], True, ""),
+        (None, False, NO_DRIVER),
+        (None, True, NO_BINDINGS),
+        ([], False, NO_DRIVER),
+        ([], True, ("torch sees no GPU", "give the process a GPU, or install a torch that is built for CUDA")),
+        (["one"], False, None),
     ],
 )
 def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, gpus: list[str] | None, node_exists: bool, reason: str
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str] | None, node_exists: bool, expected: tuple[str, str] | None
 ) -> None:
     torch = SimpleNamespace(devices=lambda: gpus)
     module = None if gpus is None else SimpleNamespace(Torch=lambda: torch)
     monkeypatch.setitem(sys.modules, f"{nvidia.__package__}.by_torch", module)
-    if reason:
-        with pytest.raises(NotApplicableError) as caught:
-            nvidia._torch(node_exists=node_exists)
-        assert caught.value.reason == reason
-        assert caught.value.remedy
-    else:
-        assert nvidia._torch(node_exists=node_exists) is torch
-
-
-@pytest.mark.parametrize(
-    ("size", "blocks"),
-    [(8, 1), (8 * 256, 1), (8 * 256 + 1, 2), (8 * 256 * 3, 3), (8 * 256 * 4096, 4096), (8 * 256 * 4097, 4096)],
-)
-def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, blocks: int) -> None:
-    launched: list[tuple[Any, ...]] = []
-
-    def launch(*arguments: Any) -> tuple[int]:
-        launched.append(arguments)
-        return (0,)
-
-    driver = SimpleNamespace(cuLaunchKernel=launch, cuCtxSynchronize=lambda: (0,))
-    DriverDevice(driver, WorkerGpu(0, "", "10" * 16, "0000:1a:00.0"))._launch("nixl_fill", 4096, size, 8192, 0, 0)
-    [(function, *shape, arguments, extra)] = launched
-    assert (function, shape, extra) == ("nixl_fill", [blocks, 1, 1, 256, 1, 1, 0, 0], 0)
-    assert arguments[0] == (4096, size, 8192, 0, 0)
+    for name in ("cuda.bindings.driver", "cuda.cuda"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(Path, "exists", lambda path: node_exists and str(path) == "/dev/dxg")
+    if expected is None:
+        assert nvidia.find() is torch
+        return
+    with pytest.raises(NotApplicableError) as caught:
+        nvidia.find()
+    assert (caught.value.reason, caught.value.remedy) == expected
 
 
 class AnyDriver:
@@ -139,6 +130,16 @@ def test_names_of_gpus_are_read_without_the_zeros_after_them() -> None:
     assert nvidia.CudaDriver(driver).devices() == [first, WorkerGpu(1, "GPU of 11", "0b" * 16, "0000:1a:11.0")]
 
 
+class Pointer:
+    """An address as the bindings have it: a number only if it is made one."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __int__(self) -> int:
+        return self._address
+
+
 class MemoryDriver:
     """Bindings of a driver whose GPUs are the memory of this process, and whose kernels are numpy.
 
@@ -150,7 +151,8 @@ class MemoryDriver:
         self.log: list[tuple[Any, ...]] = []
         self.room = room
         self.memory: dict[int, Any] = {}
-        self.full = False
+        self.full, self.copies = False, True
+        self.launches: list[tuple[Any, ...]] = []
 
     def cuDeviceGet(self, number: int) -> tuple[int, int]:  # noqa: N802 - the driver's name, as those below
         return 0, number + 10
@@ -167,21 +169,21 @@ class MemoryDriver:
         self.log.append(("wait",))
         return (0,)
 
-    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+    def cuMemAlloc(self, size: int) -> tuple[int, Pointer | None]:  # noqa: N802
         self.log.append(("allocate", size))
         if size > self.room - sum(array.nbytes for array in self.memory.values()):
-            return 2, 0
+            return 2, None
         array = np.full(size, 0x55, np.uint8)
         self.memory[array.ctypes.data] = array
-        return 0, array.ctypes.data
+        return 0, Pointer(array.ctypes.data)
 
-    def cuMemFree(self, address: int) -> tuple[int]:  # noqa: N802
-        self.log.append(("free", self.memory.pop(address).nbytes))
+    def cuMemFree(self, address: Pointer | int) -> tuple[int]:  # noqa: N802
+        self.log.append(("free", self.memory.pop(int(address)).nbytes))
         return (0,)
 
-    def cuMemsetD8(self, address: int, value: int, size: int) -> tuple[int]:  # noqa: N802
+    def cuMemsetD8(self, address: Pointer, value: int, size: int) -> tuple[int]:  # noqa: N802
         self.log.append(("set", value, size))
-        ctypes.memset(address, value, size)
+        ctypes.memset(int(address), value, size)
         return (0,)
 
     def cuMemcpyDtoH(self, to: int, address: int, size: int) -> tuple[int]:  # noqa: N802
@@ -189,10 +191,10 @@ class MemoryDriver:
         ctypes.memmove(to, address, size)
         return (0,)
 
-    def cuMemcpyHtoD(self, address: int, source: int, size: int) -> tuple[int]:  # noqa: N802
+    def cuMemcpyHtoD(self, address: Pointer | int, source: int, size: int) -> tuple[int]:  # noqa: N802
         self.log.append(("write", size))
-        ctypes.memmove(address, source, size)
-        return (0,)
+        ctypes.memmove(int(address), source, size)
+        return (0 if self.copies else 209,)
 
     def cuModuleLoadData(self, code: bytes) -> tuple[int, str]:  # noqa: N802
         self.log.append(("load", code.endswith(b"\0")))
@@ -204,6 +206,7 @@ class MemoryDriver:
     def cuLaunchKernel(self, function: str, *values: Any) -> tuple[int]:  # noqa: N802
         (address, size, _, seed, last), _ = values[-2]
         self.log.append((function, size))
+        self.launches.append((values[:-2], *values[-2]))
         memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
         pattern = np.concatenate([np.zeros(0, np.uint8), *(chunk.copy() for _, chunk in chunks(seed, size))])
         if function == "nixl_fill":
@@ -225,6 +228,7 @@ def test_each_use_of_a_gpu_makes_it_the_current_one_and_gives_its_room_back() ->
     driver = MemoryDriver()
     device = DriverDevice(driver, GPU)
     address = device.allocate(20)
+    assert isinstance(address, int)
     reserved = [("allocate", 3 * 8 + 16), ("free", 3 * 8 + 16)]
     begin = [("retain", 11), CURRENT, ("allocate", 20)]
     assert driver.log == [*begin, *reserved, ("set", 0, 20), ("wait",)]
@@ -259,6 +263,31 @@ def test_the_pattern_of_gpu_memory_is_compared_and_its_first_wrong_byte_is_known
     assert device.compare(address, 1000, 7) == WrongBytes(2, 300, whole[300] ^ 1)
     device.fill(address, 1000, 7, inverted=True)
     assert device.compare(address, 1000, 7) == WrongBytes(1000, 0, whole[0] ^ 0xFF)
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"),
+    [(8, 1), (8 * 256, 1), (8 * 256 + 1, 2), (8 * 256 * 3, 3), (8 * 256 * 4096, 4096), (8 * 256 * 4097, 4096)],
+)
+def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, blocks: int) -> None:
+    driver = MemoryDriver()
+    device = DriverDevice(driver, GPU)
+    device.fill(device.allocate(size), size, 7, inverted=True)
+    [(shape, (_, launched, _, seed, mask), kinds)] = driver.launches
+    assert (shape, launched, seed, mask) == ((blocks, 1, 1, 256, 1, 1, 0, 0), size, 7, (1 << 64) - 1)
+    assert kinds == (ctypes.c_uint64,) * 5
+
+
+def test_the_room_of_a_copy_that_fails_is_given_back() -> None:
+    driver = MemoryDriver()
+    device = DriverDevice(driver, GPU)
+    address = device.allocate(16)
+    driver.copies = False
+    with pytest.raises(NixlPluginError, match=rf"^the CUDA driver's cuMemcpyHtoD failed on {re.escape(NAME)}: "):
+        device.fill(address, 16, 7, inverted=False)
+    assert list(driver.memory) == [address]
+    device.fill(address, 0, 7, inverted=False)
+    assert driver.log[-5:] == [("allocate", 8), ("load", True), ("nixl_fill", 0), ("wait",), ("free", 8)]
 
 
 @pytest.mark.parametrize(("room", "size", "fits"), [(23, 24, False), (63, 24, False), (64, 24, True), (66, 25, True)])
@@ -313,6 +342,23 @@ def test_the_bindings_are_named_by_their_package(
     assert driver.device(0) is driver.device(0)
 
 
+def test_the_vendor_is_looked_for_until_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [NotApplicableError("no driver"), "the GPUs"]
+
+    def find() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(nvidia, "find", find)
+    devices.vendor.cache_clear()
+    with pytest.raises(NotApplicableError, match="no driver"):
+        devices.vendor()
+    assert [cast(Any, devices.vendor()) for _ in range(2)] == ["the GPUs"] * 2
+    devices.vendor.cache_clear()
+
+
 @pytest.mark.parametrize(("count", "number", "message"), [(1, 1, "only GPU 0"), (2, 2, "only GPUs 0 to 1"), (2, 1, "")])
 def test_a_gpu_that_this_process_does_not_see_is_named(
     monkeypatch: pytest.MonkeyPatch, count: int, number: int, message: str
@@ -348,13 +394,23 @@ def test_a_buffer_in_gpu_memory_asks_its_device(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_driver_that_starts_is_used_and_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = AnyDriver()
+    driver: Any = AnyDriver()
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", cast(Any, driver))
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
     assert isinstance(nvidia.find(), nvidia.CudaDriver)
-    for name, result in {"cuInit": (999,), "cuGetErrorName": (0, b"CUDA_ERROR_UNKNOWN")}.items():
-        setattr(driver, name, lambda *_, result=result: result)
-    with pytest.raises(NotApplicableError, match=r"no NVIDIA driver|does not start: CUDA_ERROR_UNKNOWN"):
-        nvidia.find()
+
+    def refuse(flags: int) -> tuple[int]:
+        raise RuntimeError("libcuda is not found\nmore")
+
+    driver.cuGetErrorName = lambda code: (0, b"CUDA_ERROR_%d" % code)
+    for init, expected in (
+        (lambda flags: (9999 + flags,), ("the CUDA driver does not start: CUDA_ERROR_9999", OTHER_REMEDY)),
+        (refuse, NO_LIBRARY),
+    ):
+        driver.cuInit = init
+        with pytest.raises(NotApplicableError) as caught:
+            nvidia.find()
+        assert (caught.value.reason, caught.value.remedy) == expected
 
 
 def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,25 +418,3 @@ def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.Monkey
     kernels = iter((9.0, 4.0, 2.5, 3.0, 8.0))
     monkeypatch.setattr("pytest_nixl.nixl.worker.devices.time", SimpleNamespace(perf_counter=lambda: sum(times)))
     assert shortest(lambda: times.append(next(kernels))) == 2.5
-
-
-@pytest.mark.parametrize(("size", "fails"), [(0, False), (4, False), (16, False), (16, True)])
-def test_room_on_a_device_holds_the_words_and_is_given_back(size: int, fails: bool) -> None:
-    """The driver is a double, because the stand-in of ``test_vram.py`` cannot fail at one copy."""
-    calls: list[tuple[object, ...]] = []
-
-    def driver(function: str, *arguments: object) -> None:
-        calls.append((function, *arguments))
-        if fails and function == "cuMemcpyHtoD":
-            raise RuntimeError("no copy")
-
-    def reserve(size: int) -> int:
-        calls.append(("reserve", size))
-        return 640
-
-    device: Any = SimpleNamespace(_call=driver, reserve=reserve)
-    array = SimpleNamespace(nbytes=size, ctypes=SimpleNamespace(data=7))
-    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext(), _Room(device, array) as address:
-        assert address == 640
-    copied = [("cuMemcpyHtoD", 640, 7, size)] if size else []
-    assert calls == [("reserve", max(8, size)), *copied, ("cuMemFree", 640)]

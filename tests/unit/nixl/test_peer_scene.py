@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a transfer between two agents of one worker has ended, and how many of its bytes are wrong.
+"""What a scene of two agents in one worker asks of them, when its transfers have ended, and how many bytes are wrong.
 
 The agents are doubles, because real ones end a transfer and its notification at nearly the same time.
 """
@@ -8,28 +8,66 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_nixl.nixl.worker import nixl_api
 from pytest_nixl.nixl.worker.peer_scene import MOVED, PEER, SIZE, PeerScene
 from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 
-def scene(states: Sequence[str] = (), polls: Sequence[Sequence[bytes]] = (), seconds: float = 60.0) -> Any:
-    """Return a scene whose transfers have these states, the last one for ever, and whose peer finds these messages."""
-    remaining, polled = list(states), iter(polls)
+class LoggedAgent:
+    """An agent that writes to a log what it is asked.
 
-    def state(_: object) -> str:
-        return remaining.pop(0) if len(remaining) > 1 else remaining[0]
+    :param states: the answers to looks at a transfer; the last one is repeated.
+    :param polls: the notifications of each poll, and then none.
+    """
 
-    peer_scene = PeerScene.__new__(PeerScene)
-    vars(peer_scene).update(
-        agent=SimpleNamespace(check_xfer_state=state), seconds=seconds, _buffers=[],
-        peer=SimpleNamespace(get_new_notifs=lambda: {"agent": list(next(polled, ())), "another": [b"x"]}),
-    )  # fmt: skip
-    return peer_scene
+    def __init__(self, log: list[Any], states: Sequence[str] = (), polls: Sequence[Sequence[bytes]] = ()) -> None:
+        self.log, self.states, self.polls = log, list(states), list(polls)
+
+    def __getattr__(self, method: str) -> Any:
+        def note(*values: object) -> tuple[object, ...]:
+            self.log.append((method, *values))
+            return method, *values
+
+        return note
+
+    def check_xfer_state(self, _: object) -> str:
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        return {"agent": list(self.polls.pop(0)) if self.polls else [], "another": [b"x"]}
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A scene whose agent and peer share a log, in ``scene.agent.log``."""
+    log: list[Any] = []
+
+    def make_agent(name: str, *, progress_thread: bool) -> LoggedAgent:
+        log.append((name, progress_thread))
+        return LoggedAgent(log)
+
+    monkeypatch.setattr(nixl_api, "make_agent", make_agent)
+    return PeerScene(LoggedAgent(log), "LIBFABRIC", 60.0)
+
+
+def test_an_agent_knows_its_peer_and_moves_all_bytes_to_it(scene: Any) -> None:
+    rows = [[(buffer.address, SIZE, 0)] for buffer in (scene.source, scene.target)]
+    of_target = ("get_reg_descs", [(scene.target.address, SIZE, 0, "")], "DRAM")
+    metadata = ("get_agent_metadata",)
+    # A backend whose agents wait for each other's progress needs a thread.
+    assert scene.agent.log == [
+        *[(PEER, True), ("create_backend", "LIBFABRIC"), of_target, ("register_memory", of_target)],
+        *[metadata, ("add_remote_agent", metadata)],
+    ]
+    scene.agent.log.clear()
+    source, target = (("get_xfer_descs", row, "DRAM") for row in rows)
+    write = ("initialize_xfer", "WRITE", source, target, PEER, MOVED)
+    assert scene.transfer_all() == write
+    assert scene.agent.log == [source, target, write]
 
 
 @pytest.mark.parametrize(
@@ -37,9 +75,12 @@ def scene(states: Sequence[str] = (), polls: Sequence[Sequence[bytes]] = (), sec
     [(["DONE"], [[MOVED]]), (["DONE", "PROC"], [[], [b"x"], [b"x", MOVED]]), (["PROC", "PROC", "DONE"], [[MOVED]])],
 )
 def test_a_transfer_has_ended_when_it_is_done_and_its_peer_was_told(
-    states: list[str], polls: list[list[bytes]]
+    scene: Any, states: list[str], polls: list[list[bytes]]
 ) -> None:
-    scene(states, polls).wait_for(None)
+    scene.agent.states, scene.peer.polls = states, polls
+    scene.agent.log.clear()
+    scene.finish("handle")
+    assert scene.agent.log == [("transfer", "handle")]
 
 
 @pytest.mark.parametrize(
@@ -50,65 +91,41 @@ def test_a_transfer_has_ended_when_it_is_done_and_its_peer_was_told(
     ],
 )
 def test_a_transfer_that_is_only_done_or_only_told_is_late(
-    states: list[str], polls: list[list[bytes]], message: str
+    scene: Any, states: list[str], polls: list[list[bytes]], message: str
 ) -> None:
-    with pytest.raises(StepTimeoutError, match=rf"not finished after 0\.01 s \({message}\)"):
-        scene(states, polls, 0.01).wait_for(None)
-
-
-def test_a_transfer_is_posted_and_waited_for() -> None:
-    posted: list[str] = []
-    peer_scene = scene(["PROC"], seconds=0.01)
-    peer_scene.agent.transfer = posted.append
-    with pytest.raises(StepTimeoutError):
-        peer_scene.finish("handle")
-    assert posted == ["handle"]
+    scene.agent.states, scene.peer.polls, scene.seconds = states, polls, 0.01
+    with pytest.raises(StepTimeoutError) as caught:
+        scene.wait_for(None)
+    assert str(caught.value) == f"not finished after 0.01 s ({message})"
 
 
 @pytest.mark.parametrize(("wrong", "count"), [([], 0), ([0], 1), ([0, 7, SIZE - 1], 3), (None, SIZE)])
 def test_wrong_bytes_are_counted_after_the_notification_of_their_own_transfer(
-    wrong: Sequence[int] | None, count: int
+    scene: Any, wrong: Sequence[int] | None, count: int
 ) -> None:
     """The bytes arrive with the notification, and some of them wrong, at the offsets ``wrong``; None: none arrives."""
-    peer_scene = scene(["DONE"])
-    registered: list[Any] = []
-    requests: list[bytes] = []
-    posted: list[Any] = []
+    log = scene.agent.log
+    log.clear()
+    scene.agent.states = ["DONE"]
     polls = iter([[MOVED], [b"compared"]])
 
-    def transfer_of(local: list[tuple[int, int]], remote: list[tuple[int, int]], notification: bytes) -> Any:
-        requests.append(notification)
-        return local[0], remote[0]
-
     def get_new_notifs() -> dict[str, list[bytes]]:
-        messages = next(polls, [])
+        messages = next(polls)
+        [(_, handle)] = [entry for entry in log if entry[0] == "transfer"]
+        (_, [(source, size, _)], _), (_, [(target, _, _)], _) = handle[2:4]
         if b"compared" in messages and wrong is not None:
-            [((local_address, size), (remote_address, _))] = posted
-            data = bytearray(ctypes.string_at(local_address, size))
+            data = bytearray(ctypes.string_at(source, size))
             for offset in wrong:
                 data[offset] ^= 0xFF
-            ctypes.memmove(remote_address, bytes(data), size)
+            ctypes.memmove(target, bytes(data), size)
         return {"agent": messages}
 
-    peer_scene.transfer_of = transfer_of
-    peer_scene.agent.transfer = posted.append
-    peer_scene.peer.get_new_notifs = get_new_notifs
-    peer_scene.agent.add_remote_agent = registered.append
-    for agent in (peer_scene.agent, peer_scene.peer):
-        agent.register_memory = registered.append
-    peer_scene.agent.get_reg_descs = lambda regions, memory: regions
-    peer_scene.peer.get_agent_metadata = lambda: "metadata"
-    assert peer_scene.wrong_bytes() == count
-    assert requests == [b"compared"]
-    (source, target) = ([(buffer.address, SIZE, 0, "")] for buffer in peer_scene._buffers)
-    assert registered == [source, target, "metadata"]
-
-
-def test_all_bytes_move_from_this_agent_to_its_peer() -> None:
-    peer_scene = scene()
-    peer_scene.agent = SimpleNamespace(
-        get_xfer_descs=lambda rows, memory: (memory, rows), initialize_xfer=lambda *arguments: arguments
-    )
-    peer_scene.source, peer_scene.target = SimpleNamespace(address=100), SimpleNamespace(address=200)
-    local, remote = ("DRAM", [(100, SIZE, 0)]), ("DRAM", [(200, SIZE, 0)])
-    assert peer_scene.transfer_all() == ("WRITE", local, remote, PEER, MOVED)
+    scene.peer.get_new_notifs = get_new_notifs
+    assert scene.wrong_bytes() == count
+    names = ["get_reg_descs", "register_memory"] * 2 + ["get_agent_metadata", "add_remote_agent"]
+    assert [entry[0] for entry in log] == [*names, "get_xfer_descs", "get_xfer_descs", "initialize_xfer", "transfer"]
+    source, target, write = log[6:9]
+    assert write == ("initialize_xfer", "WRITE", source, target, PEER, b"compared")
+    registered = [("get_reg_descs", [(*row, "") for row in places[1]], "DRAM") for places in (source, target)]
+    assert [log[1], log[3]] == [("register_memory", rows) for rows in registered]
+    assert {row[0][0] for _, row, _ in (source, target)}.isdisjoint({scene.source.address, scene.target.address})

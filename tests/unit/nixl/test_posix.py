@@ -67,7 +67,7 @@ def test_other_suites_skip_checks_that_storage_cannot_run() -> None:
     [
         ("POSIX", "pytest-nixl: file direct/ext4\npytest-nixl: file memory/tmpfs\n", ("memory/tmpfs",)),
         ("OBJ", "pytest-nixl: objects http/h:1\npytest-nixl: objects https/h:2\n", ("https/h:2",)),
-        ("POSIX", "x pytest-nixl: file direct/ext4\npytest-nixl: file direct/ext4 x\n", ()),
+        ("POSIX", "x pytest-nixl: file direct/ext4\npytest-nixl: file direct/ext4 x\npytest-nixl: file \n", ()),
         ("OBJ", "pytest-nixl: objects http/h:1\npytest-nixl: objects \n", ("http/h:1",)),
         ("OBJ", "x pytest-nixl: objects http/h:1\npytest-nixl: objects http/h:1 x\n", ()),
     ],
@@ -131,33 +131,24 @@ broken line
 
 
 @pytest.mark.parametrize(
-    ("directory", "system"),
+    ("mounts", "directory", "system"),
     [
-        ("/tmp/x", "ext4"),
-        ("/dev/shm", "tmpfs"),
-        ("/dev/shmem", "ext4"),
-        ("/data/lustre/kv", "lustre"),
-        ("/data/two words/kv", "xfs"),
+        (MOUNTS, "/tmp/x", "ext4"),
+        (MOUNTS, "/dev/shm", "tmpfs"),
+        (MOUNTS, "/dev/shmem", "ext4"),
+        (MOUNTS, "/data/lustre/kv", "lustre"),
+        (MOUNTS, "/data/two words/kv", "xfs"),
+        ("", "/tmp", "unknown"),
+        ("1 0 0:1 / / - ext4 /dev/vda rw", "/a", "ext4"),  # without options and tags: five fields are enough
+        ("1 0 0:1 / - ext4 /dev/vda rw", "/a", "unknown"),
+        ("1 0 0:1 / / rw - ext4 - rw", "/a", "unknown"),
+        ("1 0 0:1 / /other rw - ext4 /dev/vda rw", "/a", "unknown"),
+        ("1 0 0:1 / / rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "/a", "xfs"),  # the later mount hides the earlier one
+        ("1 0 0:1 / /data/a rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "/data/a", "ext4"),
     ],
 )
-def test_file_system_is_that_of_the_nearest_mount(directory: str, system: str) -> None:
-    assert file_system(directory, MOUNTS) == system
-    assert file_system(directory, "") == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("mount", "system"),
-    [
-        ("1 0 0:1 / / - ext4 /dev/vda rw", "ext4"),  # without options and tags: five fields are enough
-        ("1 0 0:1 / - ext4 /dev/vda rw", "unknown"),
-        ("1 0 0:1 / / rw - ext4 - rw", "unknown"),
-        ("1 0 0:1 / /other rw - ext4 /dev/vda rw", "unknown"),
-        ("1 0 0:1 / / rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "xfs"),  # the later mount hides the earlier one
-        ("1 0 0:1 / /data/a rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "ext4"),
-    ],
-)
-def test_lines_of_mounts_are_read_if_they_have_all_fields(mount: str, system: str) -> None:
-    assert file_system("/data/a", mount) == system
+def test_a_file_system_is_that_of_the_nearest_mount(mounts: str, directory: str, system: str) -> None:
+    assert file_system(directory, mounts) == system
 
 
 @pytest.mark.parametrize(

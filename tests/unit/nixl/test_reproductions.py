@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cli_run import environment
@@ -18,6 +19,15 @@ from pytest_nixl.model.findings import FINDINGS, reproduction
 SCRIPTS = {id for id in FINDINGS if reproduction(id) is not None}
 #: The findings whose defect UCX has; the others are run in tests/libfabric.
 ON_UCX = ("NIXL-DUPLICATE-DESCRIPTOR", "NIXL-RELEASED-HANDLE")
+
+
+def script_lines(id: str, folder: Path, *arguments: str) -> list[str]:
+    """Run a finding's script to its normal end, and return the lines that it prints."""
+    how: dict[str, Any] = {"cwd": folder, "env": environment(), "timeout": 600, "text": True, "capture_output": True}
+    done = subprocess.run([sys.executable, "-", *arguments], input=reproduction(id), check=False, **how)
+    assert done.returncode == 0, done.stderr
+    output: str = done.stdout
+    return output.splitlines()
 
 
 @pytest.mark.parametrize("id", ON_UCX)
@@ -39,116 +49,53 @@ def test_a_script_counts_the_bytes_that_are_written_too_late(id: str, tmp_path: 
     counted = ""
     # A machine that was busy at that moment may have carried the whole READ before it was cancelled.
     for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-"], input=reproduction(id), cwd=tmp_path, env=environment(), capture_output=True,
-            text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        sentence, counted = done.stdout.splitlines()[-2:]
+        sentence, counted = script_lines(id, tmp_path)[-2:]
         assert "has returned" in sentence
         if "healthy: 0 bytes" not in counted:
             break
     assert counted == "DEFECT: 65536 bytes were overwritten after that"
 
 
-def test_a_script_shows_that_whole_metadata_is_refused_after_cut_metadata(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-"], input=reproduction("NIXL-CUT-METADATA"), cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == [
-        "metadata without its last byte was refused with nixlNotFoundError",
+#: The arguments of each script that ends by itself, and how its output ends.
+ENDS = {
+    "NIXL-CUT-METADATA": (
+        "",
+        "metadata without its last byte was refused with nixlNotFoundError\n"
         "DEFECT: the whole metadata was refused after that with nixlInvalidParamError",
-    ]
+    ),
+    "NIXL-DEREGISTERED-SOURCE": ("UCX", "healthy: the transfer is DONE"),
+    "NIXL-STOPPED-TARGET-SILENT": ("UCX 3", r"DEFECT: the target was stopped, and for 3 s \d transfers were PROC"),
+    "LIBFABRIC-NOTIFICATION-HANGS": (
+        "UCX 120",
+        r"healthy: the target was killed, and send_notif\(\) returned \d+ times and then raised nixl\w+",
+    ),
+    "NIXL-TELEMETRY-DISCONNECT-UNCOUNTED": ("", "DEFECT: no error is counted"),
+    "NIXL-TELEMETRY-REFUSAL-UNCOUNTED": ("", "DEFECT: no error is counted"),
+    "LIBFABRIC-RELEASE-STALLS": (
+        "UCX 60",
+        r"healthy: a WRITE was \w+ and released; then one to another agent was DONE after [\d.]+ s, and one to the "
+        r"same agent DONE after [\d.]+ s",
+    ),
+    "LIBFABRIC-NO-RECONNECT": (
+        "UCX",
+        r"healthy: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): DONE after [\d.]+ s",
+    ),
+    "LIBFABRIC-DELETED-AGENT-KEEPS-MEMORY": (
+        "UCX",
+        r"healthy: each deleted agent left -?\d+ B in use, and -?\d+ B if it had notified another one",
+    ),
+    "NIXL-REMOVED-AGENT-KEEPS-SOCKETS": ("", "DEFECT: 100 sockets are open after 50 removals"),
+    "NIXL-RESTARTED-LISTENER-LOSES-FETCH": ("", "DEFECT: the first had no answer in 10 s"),
+}
+#: The first two take a second; the last six take long, or other tests see the same.
+MARKS = [(), (), *[(pytest.mark.long,)] * 3, *[(pytest.mark.long, pytest.mark.whole)] * 6]
 
 
-def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> None:
-    script = reproduction("NIXL-DEREGISTERED-SOURCE")
-    done = subprocess.run(
-        [sys.executable, "-", "UCX"], input=script, cwd=tmp_path, env=environment(), capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "healthy: the transfer is DONE"), done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("id", "seconds", "sentence"),
-    [
-        ("NIXL-STOPPED-TARGET-SILENT", "3", r"DEFECT: the target was stopped, and for 3 s \d transfers were PROC"),
-        (
-            *("LIBFABRIC-NOTIFICATION-HANGS", "120"),
-            r"healthy: the target was killed, and send_notif\(\) returned \d+ times and then raised nixl\w+",
-        ),
-        pytest.param(
-            *("LIBFABRIC-RELEASE-STALLS", "60"),
-            r"healthy: a WRITE was \w+ and released; then one to another agent was DONE after [\d.]+ s, and one to the "
-            r"same agent DONE after [\d.]+ s",
-            marks=pytest.mark.whole,
-        ),
-        pytest.param(
-            *("LIBFABRIC-NO-RECONNECT", ""),
-            r"healthy: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): DONE after [\d.]+ s",
-            marks=pytest.mark.whole,
-        ),
-        pytest.param(
-            *("LIBFABRIC-DELETED-AGENT-KEEPS-MEMORY", ""),
-            r"healthy: each deleted agent left -?\d+ B in use, and -?\d+ B if it had notified another one",
-            marks=pytest.mark.whole,
-        ),
-    ],
-    ids=["stopped", "notified", "released", "loaded-again", "deleted"],
-)
-def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, sentence: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-", "UCX", *filter(None, [seconds])], input=reproduction(id), cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(sentence, done.stdout.splitlines()[-1]), done.stdout
-
-
-@pytest.mark.long
-@pytest.mark.whole  # tests/unit/checks/test_endurance.py sees them stay
-def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-"], input=reproduction("NIXL-REMOVED-AGENT-KEEPS-SOCKETS"), cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "DEFECT: 100 sockets are open after 50 removals"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "id",
-    [
-        "NIXL-TELEMETRY-DISCONNECT-UNCOUNTED",
-        # It takes longer, and test_telemetry_suite.py sees the same.
-        pytest.param("NIXL-TELEMETRY-REFUSAL-UNCOUNTED", marks=pytest.mark.whole),
-    ],
-)
-def test_a_script_counts_the_errors_that_telemetry_counts(id: str, tmp_path: Path) -> None:
-    script = reproduction(id)
-    done = subprocess.run(
-        [sys.executable, "-"], input=script, cwd=tmp_path, env=environment(), capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "DEFECT: no error is counted"
-
-
-@pytest.mark.long
-@pytest.mark.whole  # tests/unit/checks/test_transfer_faults.py sees it lost
-def test_a_script_loses_the_first_fetch_from_a_restarted_agent(tmp_path: Path) -> None:
-    script = reproduction("NIXL-RESTARTED-LISTENER-LOSES-FETCH")
-    done = subprocess.run(
-        [sys.executable, "-"], input=script, cwd=tmp_path, env=environment(), capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "DEFECT: the first had no answer in 10 s"
+@pytest.mark.parametrize("id", [pytest.param(id, marks=marks) for id, marks in zip(ENDS, MARKS, strict=True)])
+def test_a_script_says_at_its_end_whether_the_defect_is_there(id: str, tmp_path: Path) -> None:
+    arguments, end = ENDS[id]
+    output = "\n".join(script_lines(id, tmp_path, *arguments.split()))
+    assert re.search(rf"^{end}\Z", output, re.MULTILINE), output
 
 
 @pytest.mark.long
@@ -169,16 +116,12 @@ def test_a_script_loses_the_first_fetch_from_a_restarted_agent(tmp_path: Path) -
 def test_a_script_counts_the_processes_that_end_with_a_dead_peer(
     id: str, line: str, end: str, counted: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-", "UCX", "2"], input=reproduction(id), cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rounds = [output_line for output_line in done.stdout.splitlines() if re.match(line, output_line)]
+    lines = script_lines(id, tmp_path, "UCX", "2")
+    rounds = [output_line for output_line in lines if re.match(line, output_line)]
     assert len(rounds) == 2
     ended = sum(end in output_line for output_line in rounds)
     assert ended == 0 or id == "NIXL-DEAD-INITIATOR-ABORTS"
-    assert done.stdout.splitlines()[-1] == f"{'DEFECT' if ended else 'healthy'}: {counted.format(ended)}"
+    assert lines[-1] == f"{'DEFECT' if ended else 'healthy'}: {counted.format(ended)}"
 
 
 def test_the_scripts_use_nothing_of_this_project() -> None:

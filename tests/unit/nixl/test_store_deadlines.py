@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 
 import pytest
 
 from pytest_nixl.checks.storage import check as object_store
 from pytest_nixl.nixl.worker import object_stores, objects, transfer
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
-from pytest_nixl.nixl.worker.objects import ObjectBuffer
 from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
 
 #: A fault is named within this time, in seconds.
@@ -103,136 +99,3 @@ def test_a_name_that_takes_long_to_resolve_is_named_at_the_deadline(monkeypatch:
         client.probe("key", 0.5)
     ended.set()
     client.close()
-
-
-def test_what_is_done_in_time_keeps_its_result_and_its_error() -> None:
-    with serving(is_silent) as client:
-        assert client.within(LONG, lambda: 7) == 7
-        with pytest.raises(ZeroDivisionError):
-            client.within(LONG, lambda: 1 // 0)
-        assert client.within(LONG, lambda: 8) == 8
-
-
-class SlowAgent:
-    """A double of NIXL: each transfer ends after some polls, or never."""
-
-    def __init__(self, polls: int) -> None:
-        self._polls = polls
-        self._left: dict[int, int] = {}
-
-    def transfer(self, handle: int, notification: bytes) -> str:
-        self._left[handle] = self._polls
-        return "PROC"
-
-    def check_xfer_state(self, handle: int) -> str:
-        self._left[handle] -= 1
-        return "PROC" if self._left[handle] else "DONE"
-
-
-class Watch:
-    """What was asked, and an answer to the second question."""
-
-    def __init__(self) -> None:
-        self.windows = 0
-        self.asked: list[float] = []
-
-    def arrived(self) -> None:
-        self.windows += 1
-
-    def stalled(self, seconds: float) -> None:
-        self.asked.append(seconds)
-        if len(self.asked) == 2:
-            raise ObjectStoreError("the server has a fault")
-
-
-def initiator(polls: int, depth: int, watch: Watch) -> transfer.Transfers:
-    handles = list(range(depth))
-    deadline = time.monotonic() + LONG
-    return transfer.Transfers(
-        SlowAgent(polls),
-        "target",
-        handles,
-        dict(enumerate(handles)),
-        acknowledged=False,
-        notify_each=False,
-        deadline=deadline,
-        watch=watch,
-    )
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_watch_is_asked_again_and_again_while_no_transfer_ends(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "STALLED_SECONDS", 0.02)
-    watch = Watch()
-    with pytest.raises(ObjectStoreError, match="the server has a fault"):
-        initiator(-1, depth, watch).run_window(depth, transfer.stamps_for(depth))
-    assert 0.02 < watch.asked[0] < watch.asked[1]
-    assert watch.windows == 0
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_watch_is_not_asked_while_transfers_end(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each transfer needs more than one look, and all together take longer than a stall may."""
-    clock = itertools.count()  # each look is a second after the one before
-    started = initiator(600, depth, watch := Watch())
-    double = SimpleNamespace(monotonic=lambda: next(clock), perf_counter_ns=time.perf_counter_ns)
-    monkeypatch.setattr(transfer, "time", double)
-    started.deadline = 10**9
-    started.run_window(40, transfer.stamps_for(40))
-    assert watch.asked == []
-    assert watch.windows == 1
-
-
-class Store(object_stores.StoreClient):
-    """A double of a server without faults, whose certificate NIXL may not trust."""
-
-    def __init__(self) -> None:
-        address = object_stores.StoreFault("unreachable", "endpoint", "")
-        super().__init__("s", "b", "https/s", address, object_stores.ConnectionFaults(address, address, address))
-        self.content: dict[str, bytes] = {}
-
-    def put(self, key: str, content: bytes) -> None:
-        self.content[key] = content
-
-    def get(self, key: str, offset: int, size: int) -> bytes:
-        return self.content[key][offset : offset + size]
-
-    def delete(self, key: str) -> None:
-        del self.content[key]
-
-    def close(self) -> None:
-        return
-
-    def doubt(self) -> ObjectStoreError:
-        return ObjectStoreError("NIXL may not trust it", kind="tls")
-
-
-class Registering:
-    """A double of an agent that registers memory."""
-
-    def register_memory(self, *_: object) -> int:
-        return 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "block", "arrived", "doubted"),
-    [
-        (25.0, 1 << 20, False, True),
-        (17.0, 1 << 20, False, False),  # it may only be slow
-        (25.0, 1 << 20, True, False),  # NIXL has used it
-        (25.0, 64 << 20, False, False),  # so many bytes may take that long
-    ],
-    ids=["doubted", "early", "used", "large"],
-)
-def test_a_certificate_is_doubted_only_if_nothing_else_explains_the_stall(
-    seconds: float, block: int, arrived: bool, doubted: bool
-) -> None:
-    buffer = ObjectBuffer(block, Store())
-    buffer.prepare(Registering(), block, 1)
-    if arrived:
-        buffer.arrived()
-    if doubted:
-        with pytest.raises(ObjectStoreError, match="may not trust"):
-            buffer.stalled(seconds)
-    else:
-        buffer.stalled(seconds)

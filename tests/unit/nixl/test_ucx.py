@@ -111,6 +111,9 @@ OF_OLDER = "".join(
         (table("inter-node", "tcp/a") + table("inter-node", "tcp/b"), 4096, ("tcp/b",)),
         (OF_OLDER, 4096, ("tcp/a",)),
         *[(log, 4096, ()) for log in ("", "no table at all\n", TABLE[:90])],
+        *[(UNITS + f"| {cells} |\n", 1025, ()) for cells in ("K..1M | x | t/a", "..2K | x | t/a", "1025..K | x | t/a",
+          "0..2KB | x | t/a", "x0..2K | x | t/a", "0..2K | x | 1t/a", "0..2K | x | t/")],
+        (UNITS + "| 1025 | x | on t/a, a.b/c:1-d and tcp/lo |\n", 1025, ("t/a", "b/c:1-d", "tcp/lo")),
     ],
 )  # fmt: skip
 def test_the_transports_are_those_of_the_range_with_the_block(
@@ -167,38 +170,59 @@ def test_table_of_the_memory_is_used(form: str, memory: str) -> None:
     assert BACKEND.mistaken(log, "WRITE", pair) == ""
 
 
+UNKNOWN_MEMORY = (
+    *("into host from 1", "into /GPU0 from host", "into host  host"),
+    *(" host from cuda", "host from host", "intohost from host"),
+)
+
+
 @pytest.mark.parametrize("form", [NEWER, OLDER], ids=["newer", "older"])
-def test_heading_of_a_read_also_has_the_initiators_memory_first(form: str) -> None:
-    log = form.format(heading="remote memory read by ucp_get* into cuda/GPU0 from host", config="rc_mlx5/mlx5_0:1")
-    assert BACKEND.transports(log, "READ", 1, MemoryPair("VRAM", "DRAM")) == ("rc_mlx5/mlx5_0:1",)
-    assert BACKEND.transports(log, "READ", 1, MemoryPair("DRAM", "VRAM")) == ()
+@pytest.mark.parametrize(
+    ("memory", "pairs"),
+    [
+        ("into cuda/GPU0 from host", ["VRAM:DRAM"]),
+        ("into host memory from rocm-managed/1", ["DRAM:VRAM"]),
+        # If a heading does not name both memory types, its table is used for any.
+        *[(text, ["VRAM:DRAM", "DRAM:VRAM", "DRAM:DRAM"]) for text in UNKNOWN_MEMORY],
+    ],
+)
+def test_the_heading_of_a_read_also_has_the_initiators_memory_first(form: str, memory: str, pairs: list[str]) -> None:
+    log = form.format(heading=f"remote memory read by ucp_get* {memory}", config="rc_mlx5/mlx5_0:1")
+    used = [
+        pair
+        for pair in ("VRAM:DRAM", "DRAM:VRAM", "DRAM:DRAM")
+        if BACKEND.transports(log, "READ", 1, MemoryPair.parse(pair))
+    ]
+    assert used == pairs
+
+
+def moved(*memories: str) -> str:
+    """Return a log with a table for each of these pairs of memory."""
+    return "".join(NEWER.format(heading=HEADINGS[memory], config="cma/memory") for memory in memories)
+
+
+LOOPBACK = (RECORDED / "loopback-default.log").read_text()
 
 
 @pytest.mark.parametrize(
-    ("logged", "requested", "message"),
+    ("log", "requested", "wrong"),
     [
-        ("DRAM:DRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM and target's VRAM as host memory"),
-        ("DRAM:DRAM", "DRAM:VRAM", "UCX moved the target's VRAM as host memory"),
-        ("DRAM:VRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM as host memory"),
-        ("VRAM:VRAM", "DRAM:DRAM", ""),
+        (moved("DRAM:DRAM"), "VRAM:VRAM", "initiator's VRAM and target's VRAM"),
+        (moved("DRAM:DRAM"), "DRAM:VRAM", "target's VRAM"),
+        (moved("DRAM:VRAM"), "VRAM:VRAM", "initiator's VRAM"),
+        (moved("VRAM:VRAM"), "DRAM:DRAM", ""),
+        (moved("DRAM:DRAM", "DRAM:VRAM"), "VRAM:VRAM", "initiator's VRAM"),
+        (moved("DRAM:VRAM", "DRAM:DRAM"), "DRAM:VRAM", ""),
+        # No table, one without memory types, and those about the agent itself.
+        ("", "VRAM:VRAM", ""),
+        (NEWER.format(heading="remote memory write by ucp_put*", config="cma/memory"), "VRAM:VRAM", ""),
+        (LOOPBACK[: LOOPBACK.index("intra-node")], "VRAM:VRAM", ""),
+        (LOOPBACK, "VRAM:VRAM", "initiator's VRAM and target's VRAM"),
     ],
 )
-def test_gpu_memory_that_was_moved_as_host_memory_is_reported(logged: str, requested: str, message: str) -> None:
-    log = NEWER.format(heading=HEADINGS[logged], config="cma/memory")
-    assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(requested)) == message
-
-
-@pytest.mark.parametrize("log", ["", NEWER.format(heading="remote memory write by ucp_put*", config="cma/memory")])
-def test_report_without_memory_types_is_no_finding(log: str) -> None:
-    assert BACKEND.mistaken(log, "WRITE", MemoryPair("VRAM", "VRAM")) == ""
-
-
-def test_table_of_the_agent_itself_is_no_finding() -> None:
-    log = (RECORDED / "loopback-default.log").read_text()
-    tables_of_itself = log[: log.index("intra-node")]
-    assert "from host memory to host" in tables_of_itself
-    assert BACKEND.mistaken(tables_of_itself, "WRITE", MemoryPair("VRAM", "VRAM")) == ""
-    assert BACKEND.mistaken(log, "WRITE", MemoryPair("VRAM", "VRAM")) != ""
+def test_gpu_memory_that_was_moved_as_host_memory_is_reported(log: str, requested: str, wrong: str) -> None:
+    text = f"UCX moved the {wrong} as host memory" if wrong else ""
+    assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(requested)) == text
 
 
 @pytest.mark.parametrize(
@@ -208,6 +232,8 @@ def test_table_of_the_agent_itself_is_no_finding() -> None:
          "configured with CUDA/ROCm support. VRAM registration cannot proceed.",
          "VRAM memory is detected as host by UCX"),
         ("E1121 ucx_utils.cpp:200] failed to ucp_mem_map: Invalid parameter", ""),
+        ("A memory is detected as host by UCX. B memory is detected as host by UCX.",
+         "B memory is detected as host by UCX"),
     ],
 )  # fmt: skip
 def test_message_of_nixl_about_refused_gpu_memory_is_parsed(log: str, message: str) -> None:
@@ -243,6 +269,7 @@ def test_worker_shortens_the_wait_of_a_ucx_that_knows_how(
     content: bytes, before: str | None, after: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "nixl_cu12.libs" / "libucs-14c218c5.so.0.0.0").write_bytes(content)
+    (site / "nixl_cu12.libs" / "libucs-00000000.so.0").touch()
     if before is not None:
         monkeypatch.setenv(GRACE, before)
     BACKEND.load({"nixl_package": "nixl-cu12", "nixl": "1.5.1"})
@@ -368,6 +395,7 @@ def test_what_the_cuda_modules_of_ucx_lack_is_recorded(
 
     for module, soname in (("libucm_cuda", "libcudart.so.12"), ("libuct_cuda", "libnvidia-ml.so.1")):
         (tmp_path / f"{module}.so.0").write_bytes(b"\0%b\0" % soname.encode())
+        (tmp_path / f"{module}.so.0.0.0").write_bytes(b"only the first counts")
     finder: Any = SimpleNamespace(environ={"UCX_MODULE_DIR": str(tmp_path), **named}, candidates=candidates)
     monkeypatch.setattr(libraries, "loader_finds", lambda soname: bool(loaded) and soname.startswith(loaded))
     monkeypatch.setattr(libraries, "open_library", lambda _, path, backend: paths.append(f"{path} {backend}"))

@@ -39,7 +39,6 @@ pytestmark = pytest.mark.long
 
 TESTS = str(Path(__file__).parents[2])
 VRAM_KNOWN = ("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable")
-GPU_1 = r"GPU 1 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\)"
 NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
 
 
@@ -73,16 +72,6 @@ def agent(started: Agents, driver: dict[str, str]) -> NixlAgent:
 def without(started: Agents) -> NixlAgent:
     """An agent whose worker sees what this machine has: no GPU."""
     return started.start("without")
-
-
-def held(driver: dict[str, str]) -> Counter[str]:
-    """Return the number of allocations that were not freed, by size."""
-    count: Counter[str] = Counter()
-    log = Path(driver["STANDIN_LOG"])
-    for line in log.read_text().splitlines() if log.exists() else ():
-        kind, size = line.split()
-        count[size] += {"allocate": 1, "free": -1}.get(kind, 0)
-    return +count
 
 
 # Without a GPU
@@ -136,32 +125,29 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
         "--nixl-duration=10ms",
         "--benchmark-quiet",
     )
-    gated = run_pytest(pytester, *options, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
-    sentence = f"VRAM:VRAM was requested (--nixl-memory), but none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
-    gated.stdout.fnmatch_lines(
-        [
-            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
-            "    remedy: *--gpus all*",
-            "NIXL gate: FAIL (*1 MISSING*",
-        ]
-    )
-    assert gated.ret == 1
-    # Without the gate it was asked for by name too, and did not run.
-    named = run_pytest(pytester, *options, "--nixl-memory=VRAM:VRAM")
-    named.stdout.fnmatch_lines(
-        [
-            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
+    missing = "MISSING bandwidth: {0} was requested ({1}), but none of its 2 rows ran: {0} *"
+    seeds = {"NIXL_TARGET_SEG_TYPE": "VRAM"}
+    for more, env, pair, requested_by, verdict in (
+        (
+            ["--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate"],
+            {},
+            "VRAM:VRAM",
+            "--nixl-memory",
+            "NIXL gate: FAIL (*1 M*",
+        ),
+        # Without the gate it was asked for by name too, and did not run.
+        (
+            ["--nixl-memory=VRAM:VRAM"],
+            {},
+            "VRAM:VRAM",
+            "--nixl-memory",
             "NIXL verdict: NOTHING CHECKED (1 MISSING, 2 NOT-APPLICABLE; 0 rows measured)",
-        ]
-    )
-    assert named.ret == 1
-    # The variable NIXL_TARGET_SEG_TYPE also requests memory.
-    seeds = run_pytest(pytester, *options, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
-    asked_by = (
-        "MISSING bandwidth: DRAM:VRAM was requested (NIXL_TARGET_SEG_TYPE), but none of its 2 rows ran: DRAM:VRAM *"
-    )
-    seeds.stdout.fnmatch_lines([asked_by, "NIXL gate: FAIL (*"])
-    assert seeds.ret == 1
+        ),
+        (["--nixl-gate"], seeds, "DRAM:VRAM", "NIXL_TARGET_SEG_TYPE", "NIXL gate: FAIL (*"),
+    ):
+        result = run_pytest(pytester, *options, *more, env=env)
+        result.stdout.fnmatch_lines([missing.format(pair, requested_by), "    remedy: *--gpus all*", verdict])
+        assert result.ret == 1
 
 
 # With GPUs that are host memory
@@ -214,42 +200,6 @@ def test_first_wrong_byte_is_reported_at_any_offset(agent: NixlAgent) -> None:
         vram.read()
 
 
-def test_gpu_is_named_as_the_host_knows_it(started: Agents, driver: dict[str, str]) -> None:
-    agent = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": "1,0", "STANDIN_cuLaunchKernel": "0,719"})
-    agent.allocate(4096, "VRAM", device=1).fill(1).result()
-    failed = (
-        r"the CUDA driver's cuLaunchKernel failed on GPU 0 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\): "
-    )
-    with pytest.raises(WorkerError, match=failed):
-        agent.allocate(4096, "VRAM", device=0).fill(1).result()
-
-
-def test_all_memory_is_freed_and_each_context_is_retained_once(agent: NixlAgent, driver: dict[str, str]) -> None:
-    before = held(driver)
-    for device in (0, 1, 0):
-        buffer = agent.allocate(77777, "VRAM", device=device)
-        buffer.fill(1).result()
-        buffer.compare(2)
-        assert held(driver) == before + Counter({"77777": 1})
-        buffer.free()
-    assert held(driver) == before
-    assert set(re.findall(r"retain (\d+)", Path(driver["STANDIN_LOG"]).read_text())) == {"1"}
-
-
-def test_each_call_uses_the_gpu_of_its_buffer(agent: NixlAgent) -> None:
-    first, other = (agent.allocate(4096, "VRAM", device=device) for device in (0, 1))
-    for buffer in (first, other):
-        buffer.fill(buffer.device).result()
-    for buffer in (first, other):
-        assert buffer.compare(buffer.device) is None
-    for buffer in (first, other):
-        buffer.write(b"over", offset=7)
-    for buffer in (first, other):
-        assert buffer.read(7, 4) == b"over"
-    for buffer in (first, other):
-        buffer.free()
-
-
 def test_ucx_registers_gpu_memory_as_gpu_memory(agent: NixlAgent) -> None:
     buffer = agent.allocate(4096, "VRAM", device=1)
     agent.deregister_memory(agent.register(buffer))
@@ -282,32 +232,16 @@ def test_worker_loads_the_cuda_runtime_that_the_loader_does_not_find(agent: Nixl
     assert agent.worker.versions[LOADED].endswith("/nvidia/cuda_runtime/lib/libcudart.so.12")
 
 
-def test_missing_cuda_runtime_is_reported(started: Agents, driver: dict[str, str], tmp_path: Path) -> None:
-    # The package stays installed for the other tests: a file that is not a library stands where it is searched.
-    broken = tmp_path / "libcudart.so.12"
-    broken.write_text("not a library")
-    agent = started.start(environment={**driver, "PYTEST_NIXL_LIBCUDART": str(broken)})
-    buffer = agent.allocate(4096, "VRAM")
-    with pytest.raises(
-        FindingError, match=r"libucm_cuda needs libcudart\.so\.12, which cannot be found or loaded"
-    ) as caught:
-        agent.register(buffer)
-    assert "pip install nvidia-cuda-runtime-cu12" in caught.value.remedy
-    buffer.free()
-
-
-def test_suite_reports_this_finding(without_nvml: dict[str, str]) -> None:
-    done = run(
-        "suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable", env=without_nvml
-    )
-    assert re.search(rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", done.output, re.MULTILINE)
-    assert done.code == 1
-
-
-def test_suite_passes_where_ucx_takes_gpu_memory_for_gpu_memory(driver: dict[str, str]) -> None:
-    done = run(*VRAM_KNOWN, env=driver)
-    assert "(1 PASS" in done.output
-    assert done.code == 0
+@pytest.mark.parametrize(
+    ("host", "output", "code"),
+    [("without_nvml", rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", 1), ("driver", r"\(1 PASS", 0)],
+)
+def test_the_suite_says_whether_ucx_takes_gpu_memory_for_gpu_memory(
+    request: pytest.FixtureRequest, host: str, output: str, code: int
+) -> None:
+    done = run(*VRAM_KNOWN, env=request.getfixturevalue(host))
+    assert re.search(output, done.output, re.MULTILINE)
+    assert done.code == code
 
 
 REMAINING = """
@@ -332,22 +266,22 @@ def test_buffers_are_freed_after_a_failed_test(pytester: pytest.Pytester, withou
     result.assert_outcomes(passed=1, failed=1, errors=1)
     result.stdout.fnmatch_lines(["*VRAM memory is detected as host by UCX*", "E * the test's own"])
     # A real driver frees the memory of the killed worker; the stand-in does not log that.
-    assert held({"STANDIN_LOG": log}) == Counter({"22222": 1})
-    assert "free 11111" in Path(log).read_text()
+    text = Path(log).read_text()
+    allocated, freed = (Counter(re.findall(rf"^{kind} (\d+)$", text, re.MULTILINE)) for kind in ("allocate", "free"))
+    assert allocated - freed == Counter({"22222": 1})
+    assert freed["11111"] == 1
 
 
 def test_functions_of_users_get_buffers_as_arrays_and_describe_arrays(agent: NixlAgent) -> None:
     dram, vram = agent.allocate(1000), agent.allocate(1000, "VRAM", device=1)
     dram.write(b"\x02" * 1000)
     assert agent.run("helpers.vram_functions:sum_of", buffer=dram) == 2000
-    assert agent.run("helpers.vram_functions:describe", buffer=dram) == [dram.address, 1000, 0, "DRAM"]
-    assert agent.run("helpers.vram_functions:describe", buffer=vram) == [vram.address, 1000, 1, "VRAM"]
-    assert agent.run("helpers.vram_functions:describe_part", buffer=vram, offset=10) == [
-        vram.address + 10,
-        990,
-        1,
-        "VRAM",
-    ]
+    for function, buffer, more, expected in (
+        ("describe", dram, {}, [dram.address, 1000, 0, "DRAM"]),
+        ("describe", vram, {}, [vram.address, 1000, 1, "VRAM"]),
+        ("describe_part", vram, {"offset": 10}, [vram.address + 10, 990, 1, "VRAM"]),
+    ):
+        assert agent.run(f"helpers.vram_functions:{function}", buffer=buffer, **more) == expected
     assert agent.run("helpers.vram_functions:register_array") == "DRAM 16384"
     vram.free()
 

@@ -8,16 +8,17 @@ import os
 import socket
 import sys
 import types
+from traceback import format_exception
 from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.core import rdma_fault
+from pytest_nixl.core import rdma_fault, resource_limits
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.nixl.worker import serving as worker
 from pytest_nixl.nixl.worker.commands import CommandRefusedError
-from pytest_nixl.nixl.worker.nixl_api import NixlImportError
+from pytest_nixl.nixl.worker.nixl_api import NixlCallError, NixlImportError
 from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 #: The module that only a worker with GPU memory imports.
@@ -32,55 +33,103 @@ class nixlBackendError(Exception):  # noqa: N801 - NIXL's name
     """A double of NIXL's error, which needs a card that cannot be used."""
 
 
-for error in (nixlRemoteDisconnectError, nixlBackendError):
-    error.__module__ = "nixl_cu12._bindings"
+class nixlInvalidParamError(Exception):  # noqa: N801 - NIXL's name
+    """A double of NIXL's error of a wrong call, which no device causes."""
 
 
-def test_passed_through_card_is_named_if_the_worker_has_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_fault, "passthrough_fault", lambda environ: ("a card beside a GPU", "try another card"))
-    monkeypatch.delenv("UCX_TLS", raising=False)
-    monkeypatch.setitem(sys.modules, VRAM, types.ModuleType(VRAM))
-    reply = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
-    assert (reply["kind"], reply["type"]) == ("nixl", "nixlRemoteDisconnectError")
-    assert (reply["message"], reply["remedy"]) == (
-        "NIXL_ERR_REMOTE_DISCONNECT: a card beside a GPU",
-        "try another card",
-    )
-    monkeypatch.delitem(sys.modules, VRAM)
-    reply = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
-    assert (reply["message"], reply.get("remedy")) == ("NIXL_ERR_REMOTE_DISCONNECT", None)
+MODULE = "nixl_cu12._bindings"
+for error in (nixlRemoteDisconnectError, nixlBackendError, nixlInvalidParamError):
+    error.__module__ = MODULE
 
 
-def test_a_worker_that_is_told_to_use_rdma_names_doctor_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("", ""))
-    monkeypatch.setenv("UCX_TLS", "rc")
-    reply = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))
-    assert reply["remedy"] == f"{rdma_fault.ASK_DOCTOR}; and read NIXL's log lines below"
-    monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("the port is down", "bring it up"))
-    reply = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
-    assert (reply["message"], reply["remedy"]) == ("NIXL_ERR_REMOTE_DISCONNECT: the port is down", "bring it up")
+DISCONNECTED, FAILED = nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"), nixlBackendError("NIXL_ERR_BACKEND")
+OTHER = nixlInvalidParamError("NIXL_ERR_INVALID_PARAM")
+CARD, PORT, SHORTAGE = (
+    ("a card beside a GPU", "try another"),
+    ("the port is down", "bring it up"),
+    ("no file", "raise it"),
+)
+LOG = f"{rdma_fault.ASK_DOCTOR}; and read NIXL's log lines below"
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "expected"),
+    ("error", "faults", "gpu_memory", "transports", "fault", "remedy"),
     [
-        (CommandRefusedError("no"), "refused", "no"),
-        (StepTimeoutError("late"), "timeout", "late"),
-        (NixlImportError("none"), "import", "none"),
-        (ValueError("bad"), "python", "bad"),
-        (OSError(errno.EIO, "broken"), "python", "[Errno 5] broken"),
-        (MemoryError(), "ours", "memory cannot be allocated: the kernel gives it no more"),
-        (OSError(errno.ENOMEM, "none left"), "ours", "memory cannot be allocated: the kernel gives it no more"),
-        (NixlPluginError("it is full", "empty it"), "ours", "it is full"),
+        (DISCONNECTED, {"passthrough_fault": CARD}, True, "", *CARD),
+        (DISCONNECTED, {"passthrough_fault": CARD}, False, "", "", None),
+        (OTHER, {"passthrough_fault": CARD, "rdma_fault": PORT}, True, "rc", "", None),
+        (OTHER, {"shortage": SHORTAGE}, False, "", *SHORTAGE),
+        (FAILED, {"passthrough_fault": CARD, "rdma_fault": PORT}, True, "rc", *PORT),
+        (FAILED, {"passthrough_fault": CARD, "rdma_fault": PORT, "shortage": SHORTAGE}, True, "rc", *SHORTAGE),
+        (FAILED, {}, False, "rc", "", LOG),
+        (DISCONNECTED, {}, False, "rc", "", f"{rdma_fault.PEER_REMEDY}; {LOG}"),
+        (DISCONNECTED, {}, False, "tcp", "", None),
     ],
 )
-def test_each_kind_of_error_is_told(error: Exception, kind: str, expected: str) -> None:
+def test_an_error_of_nixl_names_what_the_host_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    faults: dict[str, tuple[str, str]],
+    gpu_memory: bool,
+    transports: str,
+    fault: str,
+    remedy: str | None,
+) -> None:
+    for name in ("rdma_fault", "passthrough_fault"):
+        monkeypatch.setattr(rdma_fault, name, lambda environ, name=name: faults.get(name, ("", "")))
+    monkeypatch.setattr(resource_limits, "shortage", lambda: faults.get("shortage"))
+    monkeypatch.setenv("UCX_TLS", transports)
+    monkeypatch.delitem(sys.modules, VRAM, raising=False)
+    if gpu_memory:
+        monkeypatch.setitem(sys.modules, VRAM, types.ModuleType(VRAM))
+    message = f"{error}: {fault}" if fault else str(error)
     reply = worker._error(error)
-    assert (reply["kind"], reply["message"]) == (kind, expected)
-    memory = "end other processes, or measure smaller blocks"
-    remedies = {"it is full": "empty it", f"{error}": getattr(error, "remedy", None)}
-    assert reply.get("remedy") == remedies.get(expected, memory)
-    assert (type(error).__name__ in reply["traceback"]) is not expected.startswith(("memory", "none"))
+    text = (
+        {"remedy": remedy, "traceback": ""} if remedy else {"traceback": f"{MODULE}.{type(error).__name__}: {error}\n"}
+    )
+    assert reply == {"kind": "nixl", "type": type(error).__name__, "message": message, **text}
+
+
+NO_MEMORY = "memory cannot be allocated: the kernel gives it no more", "end other processes, or measure smaller blocks"
+HIDDEN = "/x/nixl.py hides the module nixl", "rename it"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "name", "message", "remedy"),
+    [
+        (CommandRefusedError("no"), "refused", "CommandRefusedError", "no", None),
+        (StepTimeoutError("late"), "timeout", "StepTimeoutError", "late", None),
+        (NixlImportError("none", "install it"), "import", "pytest_nixl.nixl.worker.nixl_api", "none", "install it"),
+        (
+            NixlCallError(KeyError("x")),
+            "nixl",
+            "KeyError",
+            "'x'",
+            "correct the arguments of the call; NIXL's log lines below may say more",
+        ),
+        (ValueError("bad"), "python", "ValueError", "bad", None),
+        (OSError(errno.EIO, "broken"), "python", "OSError", "[Errno 5] broken", None),
+        (MemoryError(), "ours", "builtins", *NO_MEMORY),
+        (OSError(errno.ENOMEM, "none left"), "ours", "builtins", *NO_MEMORY),
+        (NixlPluginError("it is full", "empty it"), "ours", "NixlPluginError", "it is full", "empty it"),
+        (ImportError("no x"), "ours", "builtins", f"no x; {HIDDEN[0]}", HIDDEN[1]),
+    ],
+)
+def test_each_kind_of_error_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: str, name: str, message: str, remedy: str | None
+) -> None:
+    monkeypatch.setattr(worker, "hidden_module", lambda error: HIDDEN)
+    monkeypatch.setattr(resource_limits, "address_space_fault", lambda: "")
+    traceback = "".join(format_exception(error)) if remedy is None or (kind == "ours" and name != "builtins") else ""
+    expected = {"kind": kind, "type": name, "message": message, "traceback": traceback}
+    assert worker._error(error) == (expected if remedy is None else {**expected, "remedy": remedy})
+
+
+def test_memory_beyond_the_limit_of_the_process_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource_limits, "address_space_fault", lambda: "ulimit -v is 1 GiB")
+    reply = worker._error(MemoryError())
+    assert reply["message"] == "memory cannot be allocated: ulimit -v is 1 GiB"
+    assert reply["remedy"] == resource_limits.ADDRESS_SPACE_REMEDY
 
 
 def test_a_worker_answers_each_command_until_it_is_told_to_end() -> None:
@@ -133,13 +182,3 @@ def test_a_worker_ends_at_once_and_with_the_stack_of_its_error(
     output = capsys.readouterr()
     assert output.out == "7\n"
     assert ("ValueError: made by a test" in output.err) is bool(status)
-
-
-def test_agent_that_does_not_answer_over_rdma_is_looked_for_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("", ""))
-    monkeypatch.setenv("UCX_TLS", "rc")
-    remedy = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))["remedy"]
-    assert "check that the other agent's process runs" in remedy
-    local_remedy = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))["remedy"]
-    assert "the other agent" not in local_remedy
-    assert remedy.endswith(local_remedy), "the doctor of this host, too"

@@ -6,6 +6,7 @@ To add a vendor, add a module with a function ``find() -> Vendor`` and name it i
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
 from collections.abc import Callable
@@ -96,8 +97,6 @@ class Vendor(Protocol):
 #: How often :func:`shortest` calls what it times.
 _TRIES = 5
 
-_vendors: list[Vendor] = []
-
 
 def shortest(call: Callable[[], object]) -> float:
     """Return the seconds of the shortest of some calls: a busy processor delays a call, but not all of them."""
@@ -109,18 +108,17 @@ def shortest(call: Callable[[], object]) -> float:
     return min(times)
 
 
+@functools.cache
 def vendor() -> Vendor:
     """Return the first vendor whose GPUs this process can use.
 
     :raises NotApplicableError: this process can use no GPU.
     """
-    if _vendors:
-        return _vendors[0]
     refusals = []
     for name in _FILES:
         try:
-            _vendors.append(importlib.import_module(f"{__name__}.{name}").find())
-            return _vendors[0]
+            found: Vendor = importlib.import_module(f"{__name__}.{name}").find()
+            return found
         except NotApplicableError as error:
             refusals.append(error)
     raise refusals[0]

@@ -40,7 +40,7 @@ _ALL = (1 << 64) - 1
 #: What the kernel that compares returns: the number of wrong bytes and the first.
 _RESULT_BYTES = 16
 #: CUDA_ERROR_NO_DEVICE and CUDA_ERROR_INVALID_DEVICE: a GPU that the variable names twice is the latter.
-_BY_VARIABLE = (100, 101)
+_BY_VARIABLE = {100, 101}
 #: CUDA_ERROR_OUT_OF_MEMORY
 _OUT_OF_MEMORY = 2
 
@@ -143,7 +143,8 @@ class CudaDriver:
                 return f"{package} {importlib.metadata.version(package)}"
             except importlib.metadata.PackageNotFoundError:
                 continue
-        return str(self._driver.__name__)
+        name: str = self._driver.__name__
+        return name
 
     def devices(self) -> list[WorkerGpu]:
         """Return the GPUs that CUDA sees."""
@@ -259,13 +260,13 @@ class DriverDevice:
         """Write the pattern on the GPU."""
         self.activate()
         with self._room(seed, size) as tile_address:
-            self._launch(self._functions[0], address, size, tile_address, seed & _ALL, _ALL if inverted else 0)
+            self._launch(self._functions[0], address, size, tile_address, seed, _ALL if inverted else 0)
 
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern on the GPU."""
         self.activate()
         with self._room(seed, size) as tile_address, _Room(self, np.array([0, _ALL], np.uint64)) as counters:
-            self._launch(self._functions[1], address, size, tile_address, seed & _ALL, counters)
+            self._launch(self._functions[1], address, size, tile_address, seed, counters)
             count, first = np.frombuffer(self.read(counters, _RESULT_BYTES), dtype=np.uint64).tolist()
         return WrongBytes(count, first >> 8, first & 0xFF) if count else None
 
