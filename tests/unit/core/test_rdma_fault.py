@@ -64,7 +64,7 @@ def test_transports_that_cannot_carry_nixl_are_named(text: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, *({"UCX_TLS": text} for text in ("tcp,posix", "all", "\\rc_x", "srd", "rc:aux,ud", "^posix", "^tcp"))],
+    [{}, *({"UCX_TLS": text} for text in ("tcp,posix", "all", "\\rc_x", "srd", "gga", "rc:aux,ud", "^posix", "^tcp"))],
 )
 def test_transports_that_can_carry_nixl_are_no_fault(environ: dict[str, str], tmp_path: Path) -> None:
     assert transport_fault(environ, host(tmp_path)) == ""
@@ -119,6 +119,8 @@ def test_the_fault_of_an_rdma_device_has_its_remedy(
     [
         (8 << 20, "0",
          ("this process may lock only 8192 KiB of memory, and RDMA locks what it registers", MEMLOCK_REMEDY)),
+        ((8 << 20) - 1, " ",
+         ("this process may lock only 8191 KiB of memory, and RDMA locks what it registers", MEMLOCK_REMEDY)),
         (8 << 20, f"{1 << 14:x}", NOTHING),
         (16 << 20, "0", NOTHING),
         (resource.RLIM_INFINITY, "0", NOTHING),
@@ -128,7 +130,7 @@ def test_a_process_that_may_lock_too_little_memory_needs_a_capability(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, capabilities: str, fault: tuple[str, str]
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    root = host(tmp_path, {"proc/self/status": f"CapPrm:\tffff\nCapEff:\t{capabilities}"})
+    root = host(tmp_path, {"proc/self/status": f"NoCapEff:\tffff\nCapEff:\t{capabilities}"})
     assert rdma_fault(RC, root) == fault
 
 
@@ -146,7 +148,8 @@ def test_what_a_process_wrote_names_refused_locks_and_a_failed_device() -> None:
     assert refused_locks(99 * line.format(8) + line.format(64)) == expected
     assert refused_locks(99 * line.format(64)) == ""
     fatal = "[a:1] rc_mlx5.c:9 Fatal: send completion with error on mlx5_0/1: Work Request Flushed Error"
-    assert (failed_device(fatal), failed_device("Fatal: no")) == ("mlx5_0", "")
+    unnamed = fatal.replace("mlx5_0", "")
+    assert [failed_device(text) for text in (fatal, "Fatal: no", unnamed)] == ["mlx5_0", "", ""]
 
 
 @pytest.fixture

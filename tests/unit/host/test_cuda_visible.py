@@ -58,6 +58,7 @@ def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[i
         ("GPU-cc33,GPU-cc", []),
         ("MIG-GPU-dd44/1/0", [3]),
         ("MIG-GPU-dd44/1/0,MIG-GPU-ee55/1/0", [3]),
+        ("MIG-/1/0", [None]),
         ("MIG-3f2b8a1e-0c44-5a8f-9a2f-0b5f0c4d9b11", [None]),
     ],
 )

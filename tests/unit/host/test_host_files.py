@@ -61,7 +61,8 @@ NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
     [
         ("name", {"/proc/sys/kernel/hostname": "node-a"}, Fact("node-a", "/proc/sys/kernel/hostname")),
         ("kernel", {}, Fact(None, "/proc/sys/kernel/osrelease", "it cannot be read")),
-        ("system", {CONF: 'NAME="x"\nPRETTY_NAME="Ubuntu 22"', "/usr/lib/os-release": "y"}, Fact("Ubuntu 22", CONF)),
+        ("system", {CONF: 'MY_PRETTY_NAME=x\nPRETTY_NAME="Ubuntu 22"', "/usr/lib/os-release": "y"},
+         Fact("Ubuntu 22", CONF)),
         ("system", {"/usr/lib/os-release": "PRETTY_NAME=Alpine 3"}, Fact("Alpine 3", "/usr/lib/os-release")),
         ("system", {CONF: "MY_PRETTY_NAME=x"}, Fact(None, CONF, "it has no such line")),
         ("system", {}, Fact(None, CONF, "it cannot be read")),
@@ -79,7 +80,8 @@ NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
         (
             "numa",
             {
-                f"{NODES}/node10/cpulist": "4-7", f"{NODES}/node2/meminfo": "Node 2 MemTotal: 2 kB\nNode 2 MemFree: 1",
+                f"{NODES}/node10/cpulist": "4-7", f"{NODES}/node10/meminfo": "MemTotal:  kB",
+                f"{NODES}/node2/meminfo": "Node 2 MemTotal: 2 kB\nNode 2 MemFree: 1",
                 f"{NODES}/node2/cpulist": "0-3", f"{NODES}/nodex/cpulist": "9", f"{NODES}/possible": "0-1",
             },
             (Numa(2, "0-3", 2048, f"{NODES}/node2"), Numa(10, "4-7", None, f"{NODES}/node10")),
@@ -89,20 +91,23 @@ NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
             {
                 f"{PAGES}/hugepages-2048kB/nr_hugepages": 9, f"{PAGES}/hugepages-2048kB/free_hugepages": 4,
                 f"{PAGES}/hugepages-1048576kB/nr_hugepages": 1, f"{PAGES}/hugepages-64kB/free_hugepages": 1,
-                f"{PAGES}/other/nr_hugepages": 1,
+                f"{PAGES}/other/nr_hugepages": 1, f"{PAGES}/hugepages-kB/nr_hugepages": 1,
             },
             (
                 HugePages(2 << 20, 9, 4, f"{PAGES}/hugepages-2048kB"),
                 HugePages(1 << 30, 1, 0, f"{PAGES}/hugepages-1048576kB"),
             ),
         ),
-        ("memlock", {LIMITS: "Max locked memory  65536  unlimited  bytes"},
+        ("memlock", {LIMITS: "No Max locked memory  1  2  bytes\nMax locked memory  65536  unlimited  bytes"},
          Fact(Memlock(65536, None, privileged=False), LIMITS)),
         ("memlock", {LIMITS: "Max x 1 2\nMax locked memory  unlimited  7  bytes", STATUS: "CapEff:\t0000000000004000"},
          Fact(Memlock(None, 7, privileged=True), LIMITS)),
-        ("memlock", {LIMITS: "Max locked memory  1  2  bytes", STATUS: "CapPrm:\t4000\nCapEff:\t000000000000bfff"},
+        ("memlock", {LIMITS: "Max locked memory  1  2  bytes", STATUS: "NoCapEff:\t4000\nCapEff:\t000000000000bfff"},
          Fact(Memlock(1, 2, privileged=False), LIMITS)),
-        ("memlock", {LIMITS: "Max open files  1  2"}, Fact(None, LIMITS, "it has no limit of locked memory")),
+        ("memlock", {LIMITS: "Max locked memory  1  2  bytes", STATUS: "CapEff:\t4000 x\nCapEff:\t"},
+         Fact(Memlock(1, 2, privileged=False), LIMITS)),
+        ("memlock", {LIMITS: "Max locked memory  7  \nMax x  1  2"},
+         Fact(None, LIMITS, "it has no limit of locked memory")),
         ("ptrace_scope", {"/proc/sys/kernel/yama/ptrace_scope": 2}, Fact(2, "/proc/sys/kernel/yama/ptrace_scope")),
         ("ptrace_scope", {"/proc/sys/kernel/yama/ptrace_scope": "x"},
          Fact(None, "/proc/sys/kernel/yama/ptrace_scope", "it cannot be read")),
@@ -130,7 +135,7 @@ def test_the_policies_of_cores_are_read_in_the_order_of_their_numbers(tmp_path: 
         f"{place}/policy2/scaling_governor": "powersave", f"{place}/policy2/affected_cpus": "2",
         f"{place}/policy2/scaling_driver": "intel_pstate", f"{place}/policy2/energy_performance_preference": "power",
         f"{place}/policy3/affected_cpus": "3", f"{place}/policyx/scaling_governor": "x",
-        STATUS: "Cpus_allowed:\tff\nCpus_allowed_list:\t0-7\nMems_allowed_list:\t0",
+        STATUS: "NoCpus_allowed_list:\t9\nCpus_allowed_list:\t8 x\nCpus_allowed_list:\t0-7\nMems_allowed_list:\t0",
     }  # fmt: skip
     cores = read_cores(root_of(tmp_path / "tree", files))
     assert cores.allowed == Fact("0-7", STATUS)
@@ -246,7 +251,7 @@ def test_an_rdma_device_is_read_with_its_ports(tmp_path: Path) -> None:
     ("name", "driver", "kind"),
     [
         ("rocep23s0", "mlx5_core", "mlx"), ("mlx5_0", "", "mlx"), ("rdmap79s0", "", "efa"), ("ibp1s0", "efa", "efa"),
-        ("efa_0", "x", "efa"), ("rxe0", "", "rxe"), ("rocep1s0", "irdma", "irdma"),
+        ("efa_0", "x", "efa"), ("rxe0", "", "rxe"), ("bnxt_re0", "", "bnxt_re"), ("rocep1s0", "irdma", "irdma"),
     ],
 )  # fmt: skip
 def test_the_kind_of_an_rdma_device_is_that_of_its_driver(tmp_path: Path, name: str, driver: str, kind: str) -> None:
@@ -285,13 +290,20 @@ NVML_GPU: dict[str, Any] = {
 
 
 def test_the_driver_and_its_gpus_are_read_from_nvml_or_its_files(tmp_path: Path) -> None:
-    information = "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-9a1c\nBus Location: \t x"
+    information = "No Model: x\nModel: \t\t NVIDIA H100\nNo GPU UUID: GPU-1\nGPU UUID: \t GPU-9a1c\nBus Location: \t x"
     files: dict[str, Any] = {
-        f"{DRIVER}/version": OPEN, f"{DRIVER}/gpus/0000:47:00.0/information": information,
+        f"{DRIVER}/version": f"Kernel Module  odd\n{OPEN}", f"{DRIVER}/gpus/0000:47:00.0/information": information,
         "/sys/bus/pci/devices/0000:47:00.0": f"->{CARD}", f"{CARD}/numa_node": 1, "/sys/module/nv_peer_mem/x": 1,
         "/sys/module/gdrdrv/x": 1, "/dev/gdrdrv": "", "/tmp/nvidia-mps/control": "",
     }  # fmt: skip
-    log = {"lines": ["NVRM: Xid (PCI:0000:47:00): 79, it is lost", "NVRM: odd"]}
+    log = {
+        "lines": [
+            "NVRM: Xid (PCI:0000:4A:00): 79, it is lost",
+            "NVRM: odd",
+            "NVRM: Xid (PCI:): 1",
+            "NVRM: Xid (PCI:0000:47:00): odd",
+        ]
+    }
     nvml = {"gpus": [NVML_GPU], "driver": "570.1", "cuda": "12.8", "pairs": [], "confidential": True,
             "unusable": [{"index": 1, "error": "GPU is lost"}]}  # fmt: skip
     gpus = read_gpus(root_of(tmp_path / "a", files, nvml=nvml, kernel_log=log, dma_buf={"supported": True},
@@ -304,11 +316,13 @@ def test_the_driver_and_its_gpus_are_read_from_nvml_or_its_files(tmp_path: Path)
     assert (gpus.cuda, gpus.library, gpus.pairs) == (Fact("12.8", "NVML"), Fact("570.1", "NVML"), Fact((), "NVML"))
     assert gpus.dma_buf == Fact(True, "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)")
     assert (gpus.peermem, gpus.gdrcopy) == (Fact(True, "/sys/module/nv_peer_mem"), Fact(True, "/dev/gdrdrv"))
-    assert gpus.xids == Fact((Xid(79, "0000:47:00", log["lines"][0]),), "the kernel's log (/dev/kmsg)")
+    assert gpus.xids == Fact((Xid(79, "0000:4a:00", log["lines"][0]),), "the kernel's log (/dev/kmsg)")
     assert ([(gpu.index, gpu.error) for gpu in gpus.unusable], gpus.confidential, gpus.mps) == (
         [(1, "GPU is lost")], True, True,
     )  # fmt: skip
     files[f"{DRIVER}/version"] = CLOSED
+    # A GPU that sleeps has no UUID in this file.
+    files[f"{DRIVER}/gpus/0000:48:00.0/information"] = "GPU UUID: \t GPU-????????-????"
     by_proc = read_gpus(
         root_of(tmp_path / "b", files, nvml=SILENT, kernel_log=SILENT, dma_buf=SILENT, cuda_driver=SILENT)
     )
@@ -316,6 +330,9 @@ def test_the_driver_and_its_gpus_are_read_from_nvml_or_its_files(tmp_path: Path)
     place = f"{DRIVER}/gpus/0000:47:00.0"
     assert by_proc.gpus == (
         GpuFacts(index=0, name="NVIDIA H100", pci="0000:47:00.0", source=place, **unknown, **placed),
+        GpuFacts(
+            index=1, name="", pci="0000:48:00.0", source=place.replace("47", "48"), path="", numa=0, uuid="", **unknown
+        ),
     )
     assert (by_proc.driver, by_proc.open) == (Fact("535.104.05", f"{DRIVER}/version"), Fact(False, f"{DRIVER}/version"))
     assert (by_proc.cuda, by_proc.library, by_proc.pairs) == (Fact(None, "NVML", "it did not answer"),) * 3
@@ -375,7 +392,9 @@ def test_confidential_computing_is_read_from_nvml() -> None:
 
 
 def test_the_image_is_that_of_the_first_variable_or_of_podmans_file(tmp_path: Path) -> None:
-    podman = root_of(tmp_path / "tree", {"/run/.containerenv": 'engine="podman"\nimage="quay.io/x:1"\nid="2"'})
+    podman = root_of(
+        tmp_path / "tree", {"/run/.containerenv": 'base_image="a"\nimage="b" c\nimage="quay.io/x:1"\nid="2"'}
+    )
     names = "PYTEST_NIXL_IMAGE", "NIXL_IMAGE", "CONTAINER_IMAGE", "IMAGE"
     for number, name in enumerate(names):
         environment = read_environment(FactsRoot(), {name: "a:1", **dict.fromkeys(names[number + 1 :], "b:1")})
@@ -387,7 +406,7 @@ def test_the_image_is_that_of_the_first_variable_or_of_podmans_file(tmp_path: Pa
 
 def test_the_settings_in_files_of_ucx_are_read(tmp_path: Path) -> None:
     for name, text in {
-        "given": "UCX_TLS=rc  \n# UCX_NO=1\n UCX_X = 1\n\tUCX_LOG=a b\n", "home": "UCX_A=1", "etc/ucx": "UCX_B=2",
+        "given": "UCX_TLS=rc  \n\n# UCX_NO=1\n UCX_X = 1\n\tUCX_LOG=a b\n", "home": "UCX_A=1", "etc/ucx": "UCX_B=2",
         "empty": "# nothing",
     }.items():  # fmt: skip
         (tmp_path / name).mkdir(parents=True)

@@ -62,6 +62,6 @@ def test_a_recorded_process_is_found(tmp_path: Path) -> None:
     (tmp_path / "12/fd/3").symlink_to("socket:[4711]")
     (tmp_path / "12/cmdline").write_bytes(b"")
     (tmp_path / "12/comm").write_text("kernel thing\n")
-    (tmp_path / "12/status").write_text("Name: x\nPPid:\t7\n")
+    (tmp_path / "12/status").write_text("Name: x\nNoPPid:\t5\nPPid:\t\nPPid:\t7\n")
     assert port_holder(0x2382, tmp_path) == PortHolder(12, "kernel thing", 7)
     assert port_holder(0x2383, tmp_path) is None

@@ -11,7 +11,7 @@ from pytest_nixl.core.units import GIB, MIB
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.system import AvailableMemory, available_memory, in_bytes
 
-MEMINFO = "MemTotal:       65536000 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
+MEMINFO = "MemTotal:       65536000 kB\nNoMemAvailable: 1 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
 POD = "kubepods.slice/pod1/container"
 
 
@@ -90,8 +90,7 @@ def test_available_memory_is_the_least_of_host_and_control_groups(
 
 
 def test_available_memory_is_none_if_unknown(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    assert available_memory(FactsRoot(tmp_path)) is None
+    assert available_memory(tree(tmp_path, {"proc/meminfo": "MemAvailable:  kB"})) is None
 
 
 def test_available_memory_of_this_machine_is_less_than_its_total() -> None:

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker is asked about its NIXL. The agent is a double: its answers are those that no release gives at will."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.core.addresses import ask_addresses
+from pytest_nixl.host.ucx_rdma import offered_transports, printed
+from pytest_nixl.host.worker_probe import look, make, telemetry
+
+
+class Agent:
+    """A double of NIXL's agent that records its calls, and copies the bytes of a transfer.
+
+    :param states: what the transfer answers, in order.
+    :param fails: the method that fails.
+    """
+
+    name = "me"
+
+    def __init__(self, *states: str, fails: str = "", plugins: tuple[str, ...] = ("UCX", "POSIX")) -> None:
+        remaining = list(states)
+        self._fails = fails
+        self.calls: list[Any] = []
+        self.metadata = b""
+        self._answers: dict[str, Callable[..., Any]] = {
+            "get_plugin_list": lambda: plugins,
+            "get_backend_mem_types": lambda name: [f"{name}_A", "B"],
+            "transfer": lambda handle: remaining.pop(0),
+            "check_xfer_state": lambda handle: remaining.pop(0),
+            "get_xfer_telemetry": lambda handle: SimpleNamespace(totalBytes=4096.0),
+            "get_agent_metadata": lambda: self.metadata,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls.append((name, *arguments, *options.items()))
+            if name == self._fails:
+                raise ValueError("NIXL_ERR_BACKEND")
+            return self._answers[name](*arguments) if name in self._answers else name
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("agent", "answer", "created"),
+    [
+        (Agent(), {"memories": ["UCX_A", "B"]}, True),
+        (Agent(plugins=("POSIX", "GDS")), {"error": "NIXL has no plugin UCX: it has POSIX, GDS"}, False),
+        (Agent(plugins=()), {"error": "NIXL has no plugin UCX: it has none"}, False),
+        (Agent(fails="create_backend"), {"error": "ValueError: NIXL_ERR_BACKEND"}, True),
+    ],
+    ids=["created", "no such plugin", "no plugin", "refused"],
+)
+def test_a_backend_is_created_or_its_error_is_returned(agent: Agent, answer: dict[str, Any], created: bool) -> None:
+    assert make(agent, "UCX") == answer
+    assert (("create_backend", "UCX") in agent.calls) is created
+
+
+@pytest.mark.parametrize(
+    ("agent", "answer"),
+    [
+        (Agent("DONE"), {"bytes": 4096}),
+        (Agent("PROC", "PROC", "DONE"), {"bytes": 4096}),
+        (Agent("PROC", "ERR"), {"error": "a transfer within one agent ended with ERR"}),
+        (Agent("DONE", fails="get_xfer_telemetry"), {"error": "ValueError: NIXL_ERR_BACKEND"}),
+    ],
+    ids=["done at once", "done later", "failed", "no telemetry"],
+)
+def test_the_telemetry_of_a_transfer_within_one_agent_is_read(agent: Agent, answer: dict[str, Any]) -> None:
+    assert telemetry(agent, "UCX") == answer
+    (_, regions, *_), *calls = agent.calls
+    [source, target] = [region[:3] for region in regions]
+    assert (source[1:], target[1:], source[0] != target[0]) == ((4096, 0), (4096, 0), True)
+    used = ("backends", ["UCX"])
+    assert agent.calls[0] == ("register_memory", [(*source, ""), (*target, "")], "DRAM", used)
+    handle, states = "initialize_xfer", [call for call in calls if call[0] in ("transfer", "check_xfer_state")]
+    assert states == [("transfer", handle), *[("check_xfer_state", handle)] * (len(states) - 1)]
+    assert [call for call in calls if call not in states and call[0] != "get_xfer_telemetry"] == [
+        ("get_xfer_descs", [source], "DRAM"),
+        ("get_xfer_descs", [target], "DRAM"),
+        (handle, "WRITE", "get_xfer_descs", "get_xfer_descs", "me", used),
+        ("release_xfer_handle", handle),
+        ("deregister_memory", "register_memory"),
+    ]
+
+
+def test_a_transfer_that_cannot_be_prepared_leaves_no_handle() -> None:
+    agent = Agent(fails="initialize_xfer")
+    assert telemetry(agent, "UCX") == {"error": "ValueError: NIXL_ERR_BACKEND"}
+    assert [call[0] for call in agent.calls][-2:] == ["initialize_xfer", "deregister_memory"]
+
+
+def test_a_process_without_nixl_knows_no_variable() -> None:
+    agent = Agent()
+    addresses = [text.partition("/")[0] for texts in ask_addresses().values() for text in texts if ":" not in text]
+    assert "127.0.0.1" in addresses
+    agent.metadata = b"x\x7f\x00\x00\x01y"
+    answer = look(agent, [])
+    assert (answer["plugins"], answer["advertised"]) == (["UCX", "POSIX"], ["127.0.0.1"])
+    assert answer["nixl_variables"] == []
+    failing = Agent(fails="get_agent_metadata")
+    with pytest.raises(ValueError, match="NIXL_ERR_BACKEND"):
+        look(failing, [])
+
+
+def test_the_transports_that_ucx_offers_are_read_for_each_device() -> None:
+    lines = (
+        "#    resource 0  :  md 0  dev 0  flags -s -- self/memory0:1",
+        "#    resource 10 :  md 4  dev 3  flags -- -- rc_verbs/mlx5_0:1",
+        "#    resource 11 :  md 4  dev 3  flags -- -- ud_verbs/mlx5_0:1",
+        "#    resource 12 :  md 4  dev 3  flags -- -- rc_verbs/mlx5_1:2 x",
+        "#    resource 13 :  md 4  dev 3  flags -- -- /mlx5_1:2",
+        "#    resource 14 :  md 4  dev 3  flags -- -- rc_verbs/:1",
+        "#    resource 15 :  md 4  dev 3  flags -- -- rc_verbs/mlx5_2:1",
+    )
+    offered = offered_transports("\n".join(lines), ["mlx5_1", "mlx5_0"])
+    assert offered == {"mlx5_0": ["rc_verbs", "ud_verbs"]}
+    assert offered_transports(lines[5], [""]) == {}
+
+
+def test_what_a_library_prints_to_a_stream_is_returned() -> None:
+    libc = ctypes.CDLL(None)
+    assert printed(lambda stream: libc.fputs(b"a\xff\n", stream)) == "a\ufffd\n"
+    assert printed(lambda stream: None) == ""
