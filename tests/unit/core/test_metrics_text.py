@@ -69,7 +69,6 @@ LABELS = 'expected name="value", …'
         (b"a" * (MOST_LINE + 1), "line 1 has 65537 characters: expected at most 65536"),
         (b"a" * MOST_LINE, f"line 1 is '{60 * 'a'}'…: {BLANK}"),
         (b"\n" * (MOST_TEXT + 1), "it has more than 16 MiB"),
-        (b"\n" * MOST_TEXT, "it has no series"),
     ],
 )  # fmt: skip
 def test_what_is_not_metrics_is_refused_with_one_sentence(text: bytes, reason: str) -> None:

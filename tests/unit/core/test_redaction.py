@@ -84,6 +84,8 @@ SHAPES = (
     "/object?sig=Sw0rdfish-1",
     "/object?x-amz-date=Sw0rdfish-1",
     "credential=Sw0rdfish-1",
+    "AUTH=Sw0rdfish-1",
+    "curl --proxy-user me:Sw0rdfish-1 h",
     # Python's regular expressions take the long s for an s.
     "pa\u017f\u017fword=Sw0rdfish-1",
     "NIXL_APITOKEN=Sw0rdfish-1",
