@@ -76,13 +76,6 @@ def test_every_gpu_is_read_from_nvml(answer: dict[str, Any]) -> None:
     assert answer["gpus"] == [good, {**good, **bad}]
 
 
-def test_every_pair_of_gpus_is_read_from_nvml(answer: dict[str, Any]) -> None:
-    assert answer["pairs"] == [
-        {"one": 0, "other": 1, "status": "the chipset does not support it"},
-        {"one": 1, "other": 0, "status": "ok"},
-    ]
-
-
 def test_missing_library_of_nvml_is_reported() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this host has an NVIDIA driver, and so has NVML's library")

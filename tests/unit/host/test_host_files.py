@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from pytest_nixl.host.etcd import EtcdFacts, Name, etcdctl_credentials, read_etc
 from pytest_nixl.host.facts import read_environment, read_ucx_files
 from pytest_nixl.host.gpu import GpuFacts, GpuState, Xid, read_gpus
 from pytest_nixl.host.network import Nic, read_network
-from pytest_nixl.host.nvml import query_confidential, query_state
 from pytest_nixl.host.pci import PciDevice, read_pci
 from pytest_nixl.host.rdma import Port, RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact, FactsRoot
@@ -349,46 +348,6 @@ def test_a_host_without_a_driver_says_so(tmp_path: Path) -> None:
     assert gpus.peermem == Fact(False, "/sys/module/nvidia_peermem")
     assert gpus.gdrcopy == Fact(False, "/dev/gdrdrv", "gdrdrv is loaded, but this container has no /dev/gdrdrv")
     assert gpus.cuda == Fact(None, "NVML", NOT_RECORDED)
-
-
-class FakeNvml:
-    """A double of NVML's package, because no driver has these states at will. What is not given, it does not have."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.__dict__.update({name: lambda *_, value=value: value for name, value in answers.items()})
-
-
-def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("answers", "changes"),
-    [
-        ({}, {}),
-        ({"nvmlDeviceGetRemappedRows": (1, 2, 0, 0)}, {}),
-        ({"nvmlDeviceGetRemappedRows": (0, 0, 1, 0)}, {"remap_pending": True}),
-        ({"nvmlDeviceGetRemappedRows": (0, 0, 0, 1)}, {"remap_failed": True}),
-        (
-            {"nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x8 | 0x20 | 0x40 | 0x80},
-            {"slowed": ["hardware slowdown", "software thermal slowdown", "hardware thermal slowdown",
-                        "hardware power brake"]},
-        ),
-        ({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}, {"slowed": ["hardware thermal slowdown"]}),
-        ({"nvmlDeviceGetComputeMode": 0}, {}),
-        ({"nvmlDeviceGetComputeMode": 1}, {"compute_mode": "exclusive thread"}),
-        ({"nvmlDeviceGetComputeMode": 2}, {"compute_mode": "prohibited"}),
-        ({"nvmlDeviceGetComputeMode": 3}, {"compute_mode": "exclusive process"}),
-    ],
-)  # fmt: skip
-def test_the_state_of_a_gpu_is_read_from_nvml(answers: dict[str, Any], changes: dict[str, Any]) -> None:
-    healthy = {"remap_pending": False, "remap_failed": False, "slowed": [], "fabric": "", "compute_mode": ""}
-    assert query_state(FakeNvml(**answers), call, "handle") == {**healthy, **changes}
-
-
-def test_confidential_computing_is_read_from_nvml() -> None:
-    states = [FakeNvml(nvmlSystemGetConfComputeState=SimpleNamespace(ccFeature=feature)) for feature in (0, 1)]
-    assert [query_confidential(nvml, call) for nvml in (FakeNvml(), *states)] == [False, False, True]
 
 
 def test_the_image_is_that_of_the_first_variable_or_of_podmans_file(tmp_path: Path) -> None:
