@@ -9,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fake_sysfs import Tree
+from helpers.fake_sysfs import root_of
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.etcd import EtcdFacts, Name, etcdctl_credentials, read_etcd
 from pytest_nixl.host.facts import read_environment, read_ucx_files
-from pytest_nixl.host.gpu import GpuFacts, GpuState, Xid, read_gpus
 from pytest_nixl.host.network import Nic, read_network
 from pytest_nixl.host.pci import PciDevice, read_pci
 from pytest_nixl.host.rdma import Port, RdmaDevice, read_rdma
@@ -32,21 +31,6 @@ from pytest_nixl.host.system import (
 
 Files = Mapping[str, Any]
 SILENT = {"why": "it did not answer"}
-
-
-def root_of(folder: Path, files: Files, **answers: Any) -> FactsRoot:
-    """Write a tree of files; a text that begins with ``->`` is a link. The named questions have these answers."""
-    tree = Tree(folder)
-    folder.mkdir(exist_ok=True)
-    for path, text in files.items():
-        if str(text).startswith("->"):
-            tree.link(path, str(text)[2:])
-        else:
-            tree.write(path, text)
-    for name, value in answers.items():
-        tree.answer(name.replace("_", "-") if name == "storage_queues" else name, value)
-    return FactsRoot(folder)
-
 
 CGROUP, CONF = "/proc/1/cgroup", "/etc/os-release"
 LIMITS, STATUS, MEMORY = "/proc/self/limits", "/proc/self/status", "/proc/meminfo"
@@ -277,77 +261,6 @@ def test_devices_of_the_bus_are_gpus_and_cards_with_rdma(
     files |= {f"{CARD}/driver": "->/sys/bus/pci/drivers/d"}
     expected = (PciDevice("0000:47:00.0", kind, device, CARD, "d", 0, place),) if kind else ()
     assert read_pci(root_of(tmp_path / "tree", files)) == expected
-
-
-DRIVER = "/proc/driver/nvidia"
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build"
-NVML_GPU: dict[str, Any] = {
-    "index": 0, "name": "H100", "pci": "0000:47:00.0", "memory": 80, "ecc": True, "uncorrected": 0, "bar1": 128,
-    "persistence": True, "nvlinks": 18, "state": {"slowed": ["hardware slowdown"]},
-}  # fmt: skip
-
-
-def test_the_driver_and_its_gpus_are_read_from_nvml_or_its_files(tmp_path: Path) -> None:
-    information = "No Model: x\nModel: \t\t NVIDIA H100\nNo GPU UUID: GPU-1\nGPU UUID: \t GPU-9a1c\nBus Location: \t x"
-    files: dict[str, Any] = {
-        f"{DRIVER}/version": f"Kernel Module  odd\n{OPEN}", f"{DRIVER}/gpus/0000:47:00.0/information": information,
-        "/sys/bus/pci/devices/0000:47:00.0": f"->{CARD}", f"{CARD}/numa_node": 1, "/sys/module/nv_peer_mem/x": 1,
-        "/sys/module/gdrdrv/x": 1, "/dev/gdrdrv": "", "/tmp/nvidia-mps/control": "",
-    }  # fmt: skip
-    log = {
-        "lines": [
-            "NVRM: Xid (PCI:0000:4A:00): 79, it is lost",
-            "NVRM: odd",
-            "NVRM: Xid (PCI:): 1",
-            "NVRM: Xid (PCI:0000:47:00): odd",
-        ]
-    }
-    nvml = {"gpus": [NVML_GPU], "driver": "570.1", "cuda": "12.8", "pairs": [], "confidential": True,
-            "unusable": [{"index": 1, "error": "GPU is lost"}]}  # fmt: skip
-    gpus = read_gpus(root_of(tmp_path / "a", files, nvml=nvml, kernel_log=log, dma_buf={"supported": True},
-                             cuda_driver={"init": 0, "node": True, "devices": [], "dma_buf": True}))  # fmt: skip
-    placed: dict[str, Any] = {"path": CARD, "numa": 1, "uuid": "GPU-9a1c"}
-    assert gpus.gpus == (
-        GpuFacts(**{**NVML_GPU, "state": GpuState(slowed=("hardware slowdown",)), "source": "NVML", **placed}),
-    )  # fmt: skip
-    assert (gpus.driver, gpus.open) == (Fact("570.133.20", f"{DRIVER}/version"), Fact(True, f"{DRIVER}/version"))
-    assert (gpus.cuda, gpus.library, gpus.pairs) == (Fact("12.8", "NVML"), Fact("570.1", "NVML"), Fact((), "NVML"))
-    assert gpus.dma_buf == Fact(True, "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)")
-    assert (gpus.peermem, gpus.gdrcopy) == (Fact(True, "/sys/module/nv_peer_mem"), Fact(True, "/dev/gdrdrv"))
-    assert gpus.xids == Fact((Xid(79, "0000:4a:00", log["lines"][0]),), "the kernel's log (/dev/kmsg)")
-    assert ([(gpu.index, gpu.error) for gpu in gpus.unusable], gpus.confidential, gpus.mps) == (
-        [(1, "GPU is lost")], True, True,
-    )  # fmt: skip
-    files[f"{DRIVER}/version"] = CLOSED
-    # A GPU that sleeps has no UUID in this file.
-    files[f"{DRIVER}/gpus/0000:48:00.0/information"] = "GPU UUID: \t GPU-????????-????"
-    by_proc = read_gpus(
-        root_of(tmp_path / "b", files, nvml=SILENT, kernel_log=SILENT, dma_buf=SILENT, cuda_driver=SILENT)
-    )
-    unknown: dict[str, Any] = dict.fromkeys(("memory", "ecc", "uncorrected", "bar1", "persistence", "nvlinks"))
-    place = f"{DRIVER}/gpus/0000:47:00.0"
-    assert by_proc.gpus == (
-        GpuFacts(index=0, name="NVIDIA H100", pci="0000:47:00.0", source=place, **unknown, **placed),
-        GpuFacts(
-            index=1, name="", pci="0000:48:00.0", source=place.replace("47", "48"), path="", numa=0, uuid="", **unknown
-        ),
-    )
-    assert (by_proc.driver, by_proc.open) == (Fact("535.104.05", f"{DRIVER}/version"), Fact(False, f"{DRIVER}/version"))
-    assert (by_proc.cuda, by_proc.library, by_proc.pairs) == (Fact(None, "NVML", "it did not answer"),) * 3
-    assert by_proc.xids == Fact(None, "the kernel's log (/dev/kmsg)", "it did not answer")
-    assert by_proc.cuda_driver.why == "it did not answer"
-
-
-def test_a_host_without_a_driver_says_so(tmp_path: Path) -> None:
-    gpus = read_gpus(root_of(tmp_path / "tree", {"/sys/module/gdrdrv/x": 1}, kernel_log=SILENT))
-    absent = f"no NVIDIA driver is loaded: {DRIVER}/version does not exist"
-    assert (gpus.gpus, gpus.driver, gpus.open, gpus.mps) == (
-        (), Fact(None, f"{DRIVER}/version", absent), Fact(None, f"{DRIVER}/version", absent), False,
-    )  # fmt: skip
-    assert gpus.peermem == Fact(False, "/sys/module/nvidia_peermem")
-    assert gpus.gdrcopy == Fact(False, "/dev/gdrdrv", "gdrdrv is loaded, but this container has no /dev/gdrdrv")
-    assert gpus.cuda == Fact(None, "NVML", NOT_RECORDED)
 
 
 def test_the_image_is_that_of_the_first_variable_or_of_podmans_file(tmp_path: Path) -> None:

@@ -165,18 +165,16 @@ def test_every_answer_of_nvml_is_a_value_of_its_gpu(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    enumerate(
-        (
-            "ok",
-            "the chipset does not support it",
-            "the GPU does not support it",
-            "the IOH topology does not support it",
-            "it is disabled by a registry key of the driver",
-            "it is not supported",
-            "the driver does not know",
-            "the driver does not know",
-        )
-    ),
+    [
+        (0, "ok"),
+        (1, "the chipset does not support it"),
+        (2, "the GPU does not support it"),
+        (3, "the IOH topology does not support it"),
+        (4, "it is disabled by a registry key of the driver"),
+        (5, "it is not supported"),
+        (6, "the driver does not know"),
+        (7, "the driver does not know"),
+    ],
 )
 def test_why_a_gpu_cannot_read_another_ones_memory(monkeypatch: pytest.MonkeyPatch, code: int, status: str) -> None:
     pairs = answer(monkeypatch, Nvml(nvmlDeviceGetCount=2, nvmlDeviceGetP2PStatus=code))["pairs"]
