@@ -5,14 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.fake_sysfs import root_of
 
-from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.host.etcd import EtcdFacts, Name, etcdctl_credentials, read_etcd
 from pytest_nixl.host.facts import read_environment, read_ucx_files
 from pytest_nixl.host.network import Nic, read_network
 from pytest_nixl.host.pci import PciDevice, read_pci
@@ -293,84 +290,6 @@ def test_the_settings_in_files_of_ucx_are_read(tmp_path: Path) -> None:
         str(tmp_path / "home/ucx.conf"): ("UCX_A=1",),
     }
     assert read_ucx_files(root_of(tmp_path / "tree", {}), environ, []) == {}
-
-
-VARIABLE = "NIXL_ETCD_ENDPOINTS"
-
-
-@pytest.mark.parametrize(
-    ("endpoints", "fault", "remedy"),
-    [
-        (
-            "http://u:p@127.0.0.1:1/",
-            "",
-            f"set {VARIABLE} to http://***@127.0.0.1:1: NIXL publishes nothing with the other",
-        ),
-        (
-            "http://a:1 , http://b:2/",
-            "",
-            f"set {VARIABLE} to http://a:1,http://b:2: NIXL publishes nothing with the other",
-        ),
-        ("http://127.0.0.1", "", f"correct {VARIABLE}: NIXL publishes nothing with it"),
-        ("http://127.0.0.1:1", "it is closed", "open it"),
-    ],
-)
-def test_an_etcd_that_does_not_answer_is_a_fault_with_its_remedy(endpoints: str, fault: str, remedy: str) -> None:
-    def refuse() -> Any:
-        raise NixlPluginError("it is closed", "open it")
-
-    etcd = read_etcd(FactsRoot(), endpoints, VARIABLE, refuse)
-    assert (etcd.endpoints.source, etcd.remedy) == (VARIABLE, remedy)
-    assert etcd.fault == fault if fault else etcd.fault.startswith("etcd endpoint ")
-    assert "u:p" not in str(etcd)
-    where = f"the etcd at {etcd.endpoints.value}"
-    assert (etcd.version, etcd.latency, etcd.clock) == (Fact(None, where, etcd.fault),) * 3
-
-
-def test_the_answers_of_an_etcd_are_read_and_restored(tmp_path: Path) -> None:
-    none = read_etcd(FactsRoot(), "", "")
-    assert (none.endpoints, none.fault) == (Fact(None, "", "no etcd address is given"), "")
-    client = SimpleNamespace(status=lambda: None, version=lambda: "3.5.18")
-    etcd = read_etcd(FactsRoot(), "https://127.0.0.1:1,https://[::1]:2,https://127.0.0.1:3", "given", lambda: client)
-    where = "the etcd at https://127.0.0.1:1,https://[::1]:2,https://127.0.0.1:3"
-    assert etcd.names == (Name("127.0.0.1", ("127.0.0.1",), ""), Name("::1", ("::1",), ""))
-    assert etcd.version == Fact("3.5.18", where)
-    assert etcd.latency.value is not None
-    assert 0 < etcd.latency.value < 60
-    assert etcd.clock == Fact(None, where, "it does not report its time")
-    answer = {"endpoints": "http://e:1", "source": "s", "clock": -2.0, "latency": 0.5, "version": "3"}
-    root = root_of(tmp_path / "tree", {}, etcd={**answer, "fault": "f", "remedy": "r"})
-    recorded = read_etcd(root, "http://other:1", "x")
-    of = "the etcd at http://e:1"
-    assert recorded == EtcdFacts(Fact("http://e:1", "s"), (), Fact("3", of), Fact(0.5, of), Fact(-2.0, of), "f", "r")
-
-
-@pytest.mark.parametrize(
-    ("variables", "defaults", "changes"),
-    [
-        ({}, None, {}),
-        (
-            {"ETCDCTL_CACERT": "c", "ETCDCTL_CERT": "d", "ETCDCTL_KEY": "k"},
-            None,
-            {"cacert": "c", "cert": "d", "key": "k"},
-        ),
-        ({"ETCDCTL_USER": "u:p:q", "ETCDCTL_PASSWORD": "x"}, None, {"user": "u", "password": "p:q"}),
-        ({"ETCDCTL_USER": "u", "ETCDCTL_PASSWORD": "x"}, None, {"user": "u", "password": "x"}),
-        ({"ETCDCTL_USER": "u"}, {"user": "v", "key": "k"}, {"user": "u", "key": "k"}),
-    ],
-)
-def test_credentials_are_those_of_etcdctl(
-    variables: dict[str, str],
-    defaults: dict[str, str] | None,
-    changes: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("CACERT", "CERT", "KEY", "USER", "PASSWORD"):
-        monkeypatch.delenv(f"ETCDCTL_{name}", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    empty = {} if defaults else dict.fromkeys(("cacert", "cert", "key", "user", "password"), "")
-    assert etcdctl_credentials(defaults) == {**empty, **changes}
 
 
 def test_names_are_in_their_natural_order_and_numbers_in_any_base(tmp_path: Path) -> None:
