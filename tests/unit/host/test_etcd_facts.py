@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.server
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -96,12 +97,23 @@ def test_a_host_that_does_not_resolve_is_named() -> None:
     assert (name.host, name.addresses, name.fault != "") == (host, (), True)
 
 
+def test_each_address_of_a_host_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [(0, 0, 0, "", (address, 0)) for address in ("fd00::2", "10.0.0.2", "fd00::2")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: entries)
+    etcd = read_etcd(FactsRoot(), "https://e:1,https://f:1,https://e:2", "x", lambda: Client(*[0] * 6))
+    assert etcd.names == tuple(Name(host, ("fd00::2", "10.0.0.2"), "") for host in "ef")
+
+
 @contextlib.contextmanager
 def reporting(date: str | None) -> Iterator[tuple[int, list[str]]]:
-    """Serve answers with a date; give the port, and the paths of the requests."""
+    """Serve answers with a date; give the port, and what each client did: it connected, and asked for a path."""
     paths: list[str] = []
 
     class Answer(http.server.BaseHTTPRequestHandler):
+        def setup(self) -> None:
+            paths.append("connected")
+            super().setup()
+
         def do_GET(self) -> None:
             paths.append(self.path)
             self.send_response_only(200)
@@ -145,7 +157,7 @@ def test_the_clock_of_etcd_is_compared_within_the_second_that_it_reports(
             etcd = read_etcd(FactsRoot(), f"{scheme}://127.0.0.1:{port}", "x", lambda: Client(*[0] * 6))
             reason = "" if expected is not None else "it does not report its time"
             assert etcd.clock == Fact(expected, f"the etcd at {scheme}://127.0.0.1:{port}", reason)
-            assert paths == ["/version"]
+            assert paths == ["connected", "/version"]
 
 
 def test_a_client_has_the_credentials_of_etcdctl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.host.ucx_rdma import offered_transports, printed
-from pytest_nixl.host.worker_probe import look, make, telemetry
+from pytest_nixl.host.worker_probe import look, make, telemetry, variables_in
 
 
 class Agent:
@@ -123,6 +123,10 @@ def test_the_transports_that_ucx_offers_are_read_for_each_device() -> None:
     offered = offered_transports("\n".join(lines), ["mlx5_1", "mlx5_0"])
     assert offered == {"mlx5_0": ["rc_verbs", "ud_verbs"]}
     assert offered_transports(lines[5], [""]) == {}
+
+
+def test_the_variables_of_ucx_are_the_names_before_values() -> None:
+    assert variables_in("#\n# of UCX_TLS=x\n\nUCX_TLS=all\n=\nUCX_LOG=\n") == ["UCX_TLS", "UCX_LOG"]
 
 
 def test_what_a_library_prints_to_a_stream_is_returned() -> None:
