@@ -110,9 +110,13 @@ def test_a_process_that_asks_finds_what_this_one_finds_and_may_fail(
     (tmp_path / "pynvml.py").write_text(package)
     monkeypatch.setattr(driver_questions, "LIMIT_SECONDS", 0.5)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = set(children.read_text().split())
     question = driver_questions.DriverQuestion(driver_questions.NVML)
+    assert len(set(children.read_text().split()) - before) == 1
     assert question.answer() == {"why": reason}
     assert question.end()
+    assert set(children.read_text().split()) <= before
 
 
 FIRST = {"uuid": "GPU-10101010-1010-1010-1010-101010101010", "pci": "0000:1a:00.0"}

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
+import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.needs import program
 
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.host.ucx_rdma import offered_transports, printed
@@ -97,6 +103,70 @@ def test_a_transfer_that_cannot_be_prepared_leaves_no_handle() -> None:
     assert [call[0] for call in agent.calls][-2:] == ["initialize_xfer", "deregister_memory"]
 
 
+#: Libraries that have what is asked of those of UCX, libfabric and NIXL. Doubles: this process loads none of these.
+SOURCES = {
+    "libucs.so.0": """
+        #include <stdio.h>
+        char ucs_config_global_list[8];
+        void ucs_config_parser_print_all_opts(FILE *to, const char *prefix, int flags, void *list, void *filter) {
+            fprintf(to, "# %sNO=1\\n%sFLAGS_%d=1\\n", prefix, prefix, flags);
+            fprintf(to, "%sLIST_%d=1\\n", prefix, list == ucs_config_global_list && !filter);
+        }
+    """,
+    "libfabric.so.1": """
+        struct parameter { const char *name; int type; const char *help; const char *value; };
+        static struct parameter all[] = {{"FI_A", 1, "x", "y"}, {"FI_B", 2, "x", "y"}};
+        int fi_getparams(struct parameter **to, int *count) { *to = all; *count = 2; return 0; }
+    """,
+    "libnixl.so": 'const char *text = "NIXL_OF_LIBRARY";',
+}
+BROKEN = {
+    "libucs-0a1b2c3d.so.0": "int x;",
+    "libfabric-0a1b2c3d.so.1": "int fi_getparams(void *to, int *count) { return 1; }",
+}
+
+
+def looking(folder: Path, sources: dict[str, str], *plugins: str) -> dict[str, Any]:
+    """Return what a child of this process sees that has loaded such libraries."""
+    for name, source in sources.items():
+        (folder / "x.c").write_text(source)
+        command = [program("gcc"), "-shared", "-fPIC", "-o", str(folder / name), str(folder / "x.c")]
+        subprocess.run(command, check=True)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            kept = [ctypes.CDLL(str(folder / name)) for name in sources]
+            os.write(writing, json.dumps(look(Agent(), list(plugins))).encode())
+            del kept
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        answer: dict[str, Any] = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    return answer
+
+
+def test_the_variables_that_loaded_libraries_know_are_read(tmp_path: Path) -> None:
+    plugin = tmp_path / "libplugin_X.so"
+    plugin.write_bytes(b"NIXL_LOG_LEVEL\0xNIXL_A1 NIXL_ERR_X NIXL_IN_PROG NIXL_AB_\0NIXL_lower NIXL_1")
+    answer = looking(tmp_path, SOURCES, "", str(plugin))
+    assert sorted(answer.pop("libraries")) == sorted(str(tmp_path / name) for name in SOURCES)
+    assert answer == {
+        "plugins": ["UCX", "POSIX"],
+        "ucx_variables": ["UCX_FLAGS_9", "UCX_LIST_1"],
+        "fabric_variables": ["FI_A", "FI_B"],
+        "nixl_variables": ["NIXL_A1", "NIXL_AB", "NIXL_LOG_LEVEL", "NIXL_OF_LIBRARY"],
+        "advertised": [],
+        "ucx": "",
+    }
+
+
+def test_libraries_that_do_not_answer_know_no_variable(tmp_path: Path) -> None:
+    answer = looking(tmp_path, BROKEN)
+    assert (answer["ucx_variables"], answer["fabric_variables"], answer["nixl_variables"]) == ([], [], [])
+
+
 def test_a_process_without_nixl_knows_no_variable() -> None:
     agent = Agent()
     addresses = [text.partition("/")[0] for texts in ask_addresses().values() for text in texts if ":" not in text]
@@ -104,7 +174,7 @@ def test_a_process_without_nixl_knows_no_variable() -> None:
     agent.metadata = b"x\x7f\x00\x00\x01y"
     answer = look(agent, [])
     assert (answer["plugins"], answer["advertised"]) == (["UCX", "POSIX"], ["127.0.0.1"])
-    assert answer["nixl_variables"] == []
+    assert [answer[f"{name}_variables"] for name in ("ucx", "fabric", "nixl")] == [[], [], []]
     failing = Agent(fails="get_agent_metadata")
     with pytest.raises(ValueError, match="NIXL_ERR_BACKEND"):
         look(failing, [])
