@@ -193,6 +193,8 @@ def test_a_secret_of_an_option_is_hidden_wherever_it_comes_again() -> None:
     ("variables", "secrets"),
     [
         ({"ETCDCTL_USER": "bob:Sw0rd/fish"}, ["bob:Sw0rd/fish", "Sw0rd/fish"]),
+        ({"ETCDCTL_USER": "bob:Sw0rd:fish"}, ["bob:Sw0rd:fish", "Sw0rd:fish"]),
+        ({"ETCD": "http://bob:Sw0rd:fish@a:1"}, ["bob:Sw0rd:fish", "Sw0rd:fish"]),
         ({"ETCD": "http://bob:Sw0rd%2Ffish@a:1"}, ["bob:Sw0rd%2Ffish", "Sw0rd%2Ffish", "Sw0rd/fish"]),
         ({"ETCD": "http://Sw0rd%2Ffish@a:1"}, ["Sw0rd%2Ffish", "Sw0rd/fish"]),
         ({"ETCD": "http://bob:Sw0rdfish@a:1,http://eve:Dogf1sh@b:1"}, ["Sw0rdfish", "Dogf1sh"]),

@@ -34,6 +34,7 @@ from pytest_nixl.core.resource_limits import (
     let_end_first,
     memory_kills,
     no_space,
+    shared_memory_shortage,
     shortage,
     start_fault,
 )
@@ -82,7 +83,8 @@ def write(root: Path, files: Mapping[str, str]) -> str:
 
 def threads(pid: int, count: object, uid: object = os.getuid()) -> dict[str, str]:
     """Return the file of a process with these threads; :param uid: its user."""
-    return {f"proc/{pid}/status": f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nThreads:\t{count}\nNoThreads:\t90\nThreads:\t90 x"}
+    odd = "NoThreads:\t90\nThreads:\t90 x\nThreads:\t"
+    return {f"proc/{pid}/status": f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nThreads:\t{count}\n{odd}"}
 
 
 FILTER = {"proc/self/status": "Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1"}
@@ -175,6 +177,10 @@ def test_shared_memory_is_a_cause_of_a_crash_if_little_is_free(
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: file_system(**changes) if path == "/dev/shm" else None)
     assert (shortage(), shortage(crashed=True)) == (fault, when_crashed)
+
+
+def test_shared_memory_that_cannot_be_asked_is_not_short(tmp_path: Path) -> None:
+    assert shared_memory_shortage(f"{tmp_path}/none") == ""
 
 
 @pytest.mark.parametrize(

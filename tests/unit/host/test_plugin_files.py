@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from helpers.copied_wheel import CopiedWheel, copy_wheel
 
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.host import plugin_files
+from pytest_nixl.host import plugin_files, plugin_loader
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.plugin_files import (
     PluginFile,
@@ -27,6 +28,7 @@ from pytest_nixl.host.plugin_files import (
 )
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Lacking
+from pytest_nixl.nixl.backends.driver_standin import shared_object
 
 #: By plugin: a library that only this plugin needs, or that NIXL's own library does not load before it.
 REMOVED = {
@@ -280,6 +282,20 @@ def test_nothing_is_loaded_in_advance_without_a_folder(tmp_path: Path, started: 
 def test_plugins_of_the_installed_nixl_are_loaded_once_while_nixl_is(started: list[str]) -> None:
     facts = gather(FactsRoot(), environ={})
     assert started == [facts.image.plugins.source]
+
+
+def test_a_plugin_is_loaded_after_nixls_library(tmp_path: Path) -> None:
+    for name in ("libnixl.so", "libplugin_GOOD.so"):
+        (tmp_path / name).write_bytes(shared_object(name, ["function"], 0, platform.machine()))
+    good, text = str(tmp_path / "libplugin_GOOD.so"), tmp_path / "libplugin_TEXT.so"
+    text.write_text("not a library" * 100)
+    assert plugin_loader.load("", good) == plugin_loader.load(str(text), good) == {"error": "", "loaded": []}
+    assert plugin_loader.missing_libraries(str(text), []) == []
+    answer = plugin_loader.load(str(tmp_path / "libnixl.so"), str(text))
+    assert answer["error"] == f"{text}: invalid ELF header"
+    assert {str(tmp_path / "libnixl.so"), good} <= set(answer["loaded"])
+    assert all(".so" in path and os.path.isabs(path) for path in answer["loaded"])
+    assert len(set(answer["loaded"])) == len(answer["loaded"])
 
 
 # A double of NIXL's library, because no release does this when it is loaded.
