@@ -73,6 +73,7 @@ LISTED = """3 libs found in cache `/etc/ld.so.cache'
 \tliby.so (libc6) => /usr/lib/liby.so
 a libz.so (libc6) => /usr/lib/libz.so
 \tlibz.so => /usr/lib/libz.so
+\t (libc6) => /usr/lib/unnamed.so
 \tlibz.so (libc6) =>\x20
 """
 

@@ -157,7 +157,7 @@ NIXL = "".join(
     for name in ("libplugin_UCX.so", "libplugin_POSIX.so", "libplugin_.so", "libplugin_X.so.1", "libnixl.so")
 )
 PORT = "header\n   0: 0100007F:1F90 0:0 0A 0:0 0:0 0 0 0 4242 1\n"
-LIMIT = "Limit Soft Hard\n{} {}                 4096                 files\n"
+LIMIT = "Limit Soft Hard\n{}            {}                 4096                 files\n"
 DEVICES = tuple(f"/dev/infiniband/{name}" for name in ("uverbs2", "uverbs1", "uverbs1", "", "uverbs3 (x)"))
 #: The variables that are shown, with what is shown of their values; and others.
 VARIABLES = {

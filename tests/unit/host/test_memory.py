@@ -89,6 +89,22 @@ def test_available_memory_is_the_least_of_host_and_control_groups(
     assert available_memory(tree(tmp_path, files)) == expected
 
 
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB (1024 bytes)"),
+        (MIB - 1, "1024.0 KiB (1048575 bytes)"),
+        (5 * MIB // 2, "2.5 MiB (2621440 bytes)"),
+        (3 * GIB, "3.0 GiB (3221225472 bytes)"),
+        (1 << 70, "1.2e+21 bytes"),
+    ],
+)
+def test_a_size_has_its_largest_unit(size: int, text: str) -> None:
+    assert in_bytes(size) == text
+    assert str(AvailableMemory(size, "MemAvailable")) == f"{text} according to MemAvailable"
+
+
 def test_available_memory_is_none_if_unknown(tmp_path: Path) -> None:
     assert available_memory(tree(tmp_path, {"proc/meminfo": "MemAvailable:  kB"})) is None
 

@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.needs import program
+from helpers.double_libraries import build, in_a_child
 
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.host.ucx_rdma import offered_transports, printed
@@ -128,22 +124,7 @@ BROKEN = {
 
 def looking(folder: Path, sources: dict[str, str], *plugins: str) -> dict[str, Any]:
     """Return what a child of this process sees that has loaded such libraries."""
-    for name, source in sources.items():
-        (folder / "x.c").write_text(source)
-        command = [program("gcc"), "-shared", "-fPIC", "-o", str(folder / name), str(folder / "x.c")]
-        subprocess.run(command, check=True)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            kept = [ctypes.CDLL(str(folder / name)) for name in sources]
-            os.write(writing, json.dumps(look(Agent(), list(plugins))).encode())
-            del kept
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        answer: dict[str, Any] = json.loads(pipe.read())
-    os.waitpid(child, 0)
+    answer: dict[str, Any] = in_a_child(build(folder, sources), lambda: look(Agent(), list(plugins)))
     return answer
 
 
