@@ -114,6 +114,31 @@ def test_the_fault_of_an_rdma_device_has_its_remedy(
     assert rdma_fault({**RC, **environ}, host(tmp_path, changes)) == fault
 
 
+LOCAL = "fe80:0000:0000:0000:0000:0000:0000:0001"
+ONLY_LOCAL = (f"rxe0's port 1 has only a link-local GID ({LOCAL}): lo has no address", NO_ADDRESS.format("lo"))
+
+
+@pytest.mark.parametrize(
+    ("gids", "addresses", "fault"),
+    [
+        ((LOCAL, LOCAL), {"eth0": ["10.0.0.1/8"]}, ONLY_LOCAL),
+        ((LOCAL,), {"lo": ["127.0.0.1/8"]}, NOTHING),
+        ((LOCAL, GID), {}, NOTHING),
+    ],
+)
+def test_a_port_with_only_link_local_addresses_needs_one_for_its_interface(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gids: tuple[str, ...],
+    addresses: dict[str, list[str]],
+    fault: tuple[str, str],
+) -> None:
+    monkeypatch.setattr("pytest_nixl.core.rdma_fault.ask_addresses", lambda: addresses)
+    files: dict[str, str | None] = {f"{PORT}/gids/{number}": gid for number, gid in enumerate(gids, 1)}
+    root = host(tmp_path, {**files, f"{PORT}/gid_attrs/ndevs/1": "lo"})
+    assert rdma_fault(RC, root) == fault
+
+
 @pytest.mark.parametrize(
     ("limit", "capabilities", "fault"),
     [

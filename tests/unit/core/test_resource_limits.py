@@ -34,6 +34,7 @@ from pytest_nixl.core.resource_limits import (
     let_end_first,
     memory_kills,
     no_space,
+    shared_memory_fault,
     shared_memory_shortage,
     shortage,
     start_fault,
@@ -179,8 +180,10 @@ def test_shared_memory_is_a_cause_of_a_crash_if_little_is_free(
     assert (shortage(), shortage(crashed=True)) == (fault, when_crashed)
 
 
-def test_shared_memory_that_cannot_be_asked_is_not_short(tmp_path: Path) -> None:
-    assert shared_memory_shortage(f"{tmp_path}/none") == ""
+def test_only_shared_memory_that_is_there_can_be_used(tmp_path: Path) -> None:
+    absent = f"{tmp_path}/none"
+    assert (shared_memory_shortage(absent), shared_memory_fault(str(tmp_path))) == ("", "")
+    assert shared_memory_fault(absent) == f"{absent} cannot be used (No such file or directory)"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fake_sysfs import root_of
+from helpers.fake_sysfs import Asking, root_of
 
 from pytest_nixl.host.gpu import GpuFacts, GpuState, Xid, read_gpus
-from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact, FactsRoot
+from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact
 
 SILENT = {"why": "it did not answer"}
 CARD = "/sys/devices/pci0000:00/0000:00:01.0/0000:47:00.0"
@@ -87,17 +87,6 @@ def test_a_host_without_a_driver_says_so(tmp_path: Path) -> None:
     assert gpus.peermem == Fact(False, "/sys/module/nvidia_peermem")
     assert gpus.gdrcopy == Fact(False, "/dev/gdrdrv", "gdrdrv is loaded, but this container has no /dev/gdrdrv")
     assert gpus.cuda == Fact(None, "NVML", NOT_RECORDED)
-
-
-class Asking(FactsRoot):
-    """A recorded tree in which one question is asked as on this machine."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder)
-        self._name = name
-
-    def ask(self, name: str, question: Callable[[], Any]) -> Any:
-        return question() if name == self._name else super().ask(name, question)
 
 
 @pytest.mark.parametrize(

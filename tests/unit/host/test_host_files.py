@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fake_sysfs import root_of
+from helpers.fake_sysfs import Asking, root_of
 
 from pytest_nixl.host.facts import read_environment, read_ucx_files
 from pytest_nixl.host.network import Nic, read_network
@@ -33,6 +36,7 @@ CGROUP, CONF = "/proc/1/cgroup", "/etc/os-release"
 LIMITS, STATUS, MEMORY = "/proc/self/limits", "/proc/self/status", "/proc/meminfo"
 NODES = "/sys/devices/system/node"
 PAGES = "/sys/kernel/mm/hugepages"
+SHM = "statvfs of /dev/shm"
 NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
 
 
@@ -91,7 +95,7 @@ NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
         ("ptrace_scope", {"/proc/sys/kernel/yama/ptrace_scope": 2}, Fact(2, "/proc/sys/kernel/yama/ptrace_scope")),
         ("ptrace_scope", {"/proc/sys/kernel/yama/ptrace_scope": "x"},
          Fact(None, "/proc/sys/kernel/yama/ptrace_scope", "it cannot be read")),
-        ("shm", {}, Fact(Shm(7, 5), "statvfs of /dev/shm")),
+        ("shm", {}, Fact(Shm(7, 5), SHM)),
         ("architecture", {}, Fact("arm", "uname")),
     ],
 )  # fmt: skip
@@ -103,9 +107,48 @@ def test_a_fact_of_the_host_is_read_from_its_file(name: str, files: Files, expec
 def test_what_the_host_does_not_answer_is_unknown(tmp_path: Path) -> None:
     host = read_host(root_of(tmp_path / "tree", {}, shm=SILENT, machine=SILENT))
     assert (host.shm, host.architecture) == (
-        Fact(None, "statvfs of /dev/shm", "it did not answer"),
+        Fact(None, SHM, "it did not answer"),
         Fact(None, "uname", "it did not answer"),
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (FileNotFoundError(2, "No such file"), Fact[Shm](None, SHM, "No such file")),
+        (SimpleNamespace(f_flag=os.ST_RDONLY), Fact[Shm](None, SHM, "it is mounted read-only")),
+        (SimpleNamespace(f_flag=0, f_frsize=512, f_blocks=8, f_bavail=3), Fact(Shm(4096, 1536), SHM)),
+    ],
+    ids=["absent", "read-only", "writable"],
+)
+def test_shared_memory_is_a_fact_or_has_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, expected: Fact[Shm]
+) -> None:
+    """The answer of the kernel is a double: no other process may lose its /dev/shm."""
+    root_of(tmp_path, {})
+
+    def statvfs(path: str) -> Any:
+        assert path == "/dev/shm"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert read_host(Asking(tmp_path, "shm")).shm == expected
+
+
+def test_the_queues_of_this_host_are_tried_if_their_numbers_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root_of(tmp_path, {})
+    calls = read_storage_queues(Asking(tmp_path, "storage-queues")).calls.value
+    assert calls is not None
+    assert set(calls) == {"io_setup", "io_uring_setup"}
+    assert set(calls.values()) <= {"EFAULT", "EINVAL", "ENOSYS", "EPERM"}
+    monkeypatch.setattr(platform, "machine", lambda: "odd")
+    unknown = read_storage_queues(Asking(tmp_path, "storage-queues")).calls
+    reason = "the numbers of the system calls of odd are not known"
+    assert unknown == Fact(None, "io_setup and io_uring_setup", reason)
 
 
 def test_the_policies_of_cores_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ UCP = """
     #include <stdio.h>
     static char settings[256]; static int length, left; static char context;
     void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release) { *major = 1; *minor = 23; *release = 5; }
-    int ucp_config_read(void *prefix, void *file, void **to) { *to = settings; left += !FAILS_TO_READ; return FAILS_TO_READ; }
+    int ucp_config_read(void *prefix, void *file, void **to) {
+        *to = settings; left += !FAILS_TO_READ;
+        return FAILS_TO_READ;
+    }
     void ucp_config_modify(char *config, const char *name, const char *value) {
         length += sprintf(config + length, "resource 1 : md 0 dev 0 -- %s_%s/mlx5_0:1\\n", name, value);
     }
