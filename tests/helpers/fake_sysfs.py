@@ -134,7 +134,10 @@ class Asking(FactsRoot):
         self._name = name
 
     def ask(self, name: str, question: Callable[[], Any]) -> Any:
-        return question() if name == self._name else super().ask(name, question)
+        if name != self._name:
+            return super().ask(name, question)
+        self.answers[name] = question()
+        return self.answers[name]
 
 
 def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,6 +145,26 @@ def test_a_limit_that_is_too_low_for_an_agent_is_named(
 ) -> None:
     limits[kind] = limit
     assert shortage() == expected
+
+
+def test_a_crash_without_room_for_threads_has_the_limit_of_threads_as_its_cause(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[int, int]
+) -> None:
+    limits[resource.RLIMIT_NPROC] = 10
+    assert shortage(crashed=True) is None
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refuse_the_last(thread: threading.Thread) -> None:
+        if len(started) == 15:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_last)
+    assert shortage() is None
+    assert shortage(crashed=True) == (f"{NO_START}: this user may have 10 (ulimit -u)", PROCESSES_REMEDY)
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_any_limit_of_memory_is_named_if_no_need_is_known(limits: dict[int, int]) -> None:

@@ -158,6 +158,7 @@ def test_the_policies_of_cores_are_read_in_the_order_of_their_numbers(tmp_path: 
         f"{place}/policy2/scaling_governor": "powersave", f"{place}/policy2/affected_cpus": "2",
         f"{place}/policy2/scaling_driver": "intel_pstate", f"{place}/policy2/energy_performance_preference": "power",
         f"{place}/policy3/affected_cpus": "3", f"{place}/policyx/scaling_governor": "x",
+        f"{place}/policy12/scaling_governor": "performance",
         STATUS: "NoCpus_allowed_list:\t9\nCpus_allowed_list:\t8 x\nCpus_allowed_list:\t0-7\nMems_allowed_list:\t0",
     }  # fmt: skip
     cores = read_cores(root_of(tmp_path / "tree", files))
@@ -165,6 +166,7 @@ def test_the_policies_of_cores_are_read_in_the_order_of_their_numbers(tmp_path: 
     assert cores.policies == (
         FrequencyPolicy("2", "powersave", "intel_pstate", "power", f"{place}/policy2"),
         FrequencyPolicy("10,11", "performance", "", "", f"{place}/policy10"),
+        FrequencyPolicy("", "performance", "", "", f"{place}/policy12"),
     )
 
 

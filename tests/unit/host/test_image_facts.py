@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fake_sysfs import Tree
+from helpers.copied_wheel import installed_library
+from helpers.fake_sysfs import Asking, Tree
 
-from pytest_nixl.host.elf import DeviceCode
+from pytest_nixl.host.elf import DeviceCode, device_code
 from pytest_nixl.host.image import ImageFacts, VerbsLibrary, VerbsProvider, read_image
 from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact, FactsRoot
 from pytest_nixl.host.software import Lacking, Software, read_software
+from pytest_nixl.nixl.installed import nixl_packages, torch_version
 
 TORCH = "/t/version.py"
 MISSING = {"soname": "libx.so", "versions": [], "words": "libx.so, which libplugin_UCX.so needs, was not found"}
@@ -153,3 +155,70 @@ def test_a_torch_without_cuda_and_kernels_that_fit_or_cannot_be_judged(tmp_path:
         tmp_path / "b", {**ANSWER, "nixl_ep": {"path": "/n/nixl_ep", "why": ""}}, libraries=["/l/libcudart.so.13"]
     )
     assert (fitting.nixl_ep, fitting.nixl_cuda) == (Fact(True, "/n/nixl_ep"), Fact(13, "/l/libcudart.so.13"))
+
+
+class Plugins:
+    """A double that is asked for the plugins of a folder, because loading them takes a second."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def load(self, folder: str, library: str) -> list[dict[str, Any]]:
+        self.asked.append((folder, library))
+        return [{"name": "X", "path": f"{folder}/libplugin_X.so", "error": "", "missing": [], "remedies": {}}]
+
+
+def asked(tree: Path, environ: dict[str, str], **nixl: Any) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return what is asked of the files of this host, and of which folders the plugins."""
+    plugins: Any = Plugins()
+    Tree(tree).answer("nixl", nixl)
+    root = Asking(tree, "image")
+    read_image(root, read_software(root, (), worker=None), environ, plugins)
+    answer: dict[str, Any] = root.answers["image"]
+    return answer, plugins.asked
+
+
+def test_the_files_of_this_host_are_asked(tmp_path: Path) -> None:
+    folder, tree, cuda = tmp_path / "plugins", tmp_path / "tree", tmp_path / "lib"
+    for path in (folder, cuda):
+        path.mkdir()
+    real = installed_library("libplugin_GPUNETIO.so")
+    (folder / "libplugin_GPUNETIO.so").symlink_to(real)
+    (folder / "libplugin_A.so").write_text("text with .nv_fatbin")
+    (folder / "libplugin_Z.so").write_text("text")
+    (folder / "libx.so").symlink_to(real)
+    for name, content in (("libetcd-cpp-api.so", ""), ("libcudart.so.13.1.2", "")):
+        (cuda / name).write_text(content)
+    cmake = cuda / "cmake" / "etcd-cpp-api" / "etcd-cpp-api-config-version.cmake"
+    cmake.parent.mkdir(parents=True)
+    cmake.write_text('set(PACKAGE_VERSION "0.15.4")')
+    libraries = [str(tmp_path / "libnixl.so"), str(cuda / "libcudart.so.13")]
+    client = {"path": str(cuda / "libetcd-cpp-api.so"), "patched": False}
+    answer, folders = asked(tree, {"PATH": "/bin"}, nixl_module="/x/_api.py", libraries=libraries, etcd_client=client)
+    code = device_code(str(real))
+    assert code is not None
+    versions = answer.pop("versions")
+    assert answer == {
+        "plugin_folder": str(folder),
+        "packages": nixl_packages(),
+        "torch": torch_version(),
+        "nixl_ep": {},
+        "device_code": [{"path": f"{folder}/libplugin_GPUNETIO.so", "cubins": [*code.cubins], "ptx": [*code.ptx]}],
+        "verbs": answer["verbs"],
+        "plugins": Plugins().load(str(folder), ""),
+    }
+    assert folders == [(str(folder), libraries[0])]
+    assert versions["etcd_cpp_api"] == ("0.15.4", str(cmake), "")
+    assert "libcudart.so.13" in versions["cuda"][2]
+    assert versions.keys() == {"cuda", "gdrcopy", "libfabric", "etcd_cpp_api"}
+
+
+def test_the_folder_of_the_plugins_is_that_of_the_variable_or_of_a_created_backend(tmp_path: Path) -> None:
+    backend = {"missing": [], "error": "", "remedy": "", "memories": [], "versions": {}}
+    backends = {"A": {**backend, "plugin": ""}, "B": {**backend, "plugin": f"{tmp_path}/libplugin_B.so"}}
+    used, folders = asked(tmp_path / "a", {}, backends=backends)
+    assert (used["plugin_folder"], folders) == (str(tmp_path), [(str(tmp_path), "")])
+    named, folders = asked(tmp_path / "b", {"NIXL_PLUGIN_DIR": "/no/such"}, backends=backends)
+    assert (named["plugin_folder"], named["plugins"], folders) == ("/no/such", [], [])
+    none, folders = asked(tmp_path / "c", {})
+    assert (none["plugin_folder"], none["plugins"], none["device_code"], folders) == ("", [], [], [])
