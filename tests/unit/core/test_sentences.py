@@ -7,7 +7,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -79,7 +79,8 @@ def default_handlers() -> Iterator[None]:
 def test_a_signal_ends_the_run_in_order_and_again_if_its_exception_was_swallowed(number: signal.Signals) -> None:
     with sigterm_ends_in_order() as end_if_signalled:
         end_if_signalled()
-        for attempt in (lambda: signal.raise_signal(number), end_if_signalled):
+        attempts: list[Callable[[], None]] = [lambda: signal.raise_signal(number), end_if_signalled]
+        for attempt in attempts:
             with pytest.raises(pytest.exit.Exception) as ended:
                 attempt()
             assert (ended.value.msg, ended.value.returncode) == (f"ended by {number.name}", 128 + number)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +14,13 @@ from typing import Any
 
 import pytest
 from helpers.double_libraries import build, in_a_child
+from helpers.needs import program
 
 from pytest_nixl.core.addresses import ask_addresses
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.ucx_rdma import offered_transports, printed
-from pytest_nixl.host.worker_probe import look, make, telemetry, variables_in
+from pytest_nixl.host.worker_probe import look, make, prepare, telemetry, variables_in
+from pytest_nixl.nixl.backends import BACKENDS
 
 
 class Agent:
@@ -91,6 +97,57 @@ def test_the_telemetry_of_a_transfer_within_one_agent_is_read(agent: Agent, answ
         ("release_xfer_handle", handle),
         ("deregister_memory", "register_memory"),
     ]
+
+
+LACKS = [{"soname": "libneed.so", "versions": [], "words": "libneed.so, which libplugin_ODD.so needs, was not found"}]
+UNPREPARED: dict[str, Any] = {"missing": [], "error": "", "remedy": "", "memories": [], "versions": {}, "release": ""}
+
+
+@pytest.mark.parametrize(
+    ("load", "changes"),
+    [
+        (None, {"missing": LACKS}),
+        ({"x": "2.3"}, {"missing": LACKS, "versions": {"x": "2.3"}}),
+        ({"x": "2.3", "y": "FOLDER/libneed.so"}, {"versions": {"x": "2.3", "y": "FOLDER/libneed.so"}}),
+        (NixlPluginError("no CUDA", "install it"), {"missing": LACKS, "error": "no CUDA", "remedy": "install it"}),
+    ],
+    ids=["another backend", "loads nothing", "loads what the plugin needs", "cannot load"],
+)
+def test_a_backend_is_prepared_with_what_its_plugin_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Any, changes: dict[str, Any]
+) -> None:
+    (tmp_path / "need").mkdir()
+    [need] = build(tmp_path / "need", {"libneed.so": "int need(void) { return 1; }"})
+    source = tmp_path / "x.c"
+    source.write_text("int f(void) { return 1; }")
+    plugin = tmp_path / "libplugin_ODD.so"
+    linked = [f"-L{tmp_path}/need", "-Wl,--no-as-needed", "-lneed"]
+    subprocess.run([program("gcc"), "-shared", "-fPIC", "-o", str(plugin), str(source), *linked], check=True)
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
+    text = json.dumps({**UNPREPARED, **changes}).replace("FOLDER", str(tmp_path / "need"))
+
+    def provide(nixl: dict[str, str]) -> dict[str, str]:
+        assert nixl == {"nixl_package": "none"}
+        if isinstance(load, Exception):
+            raise load
+        return {name: value.replace("FOLDER", os.path.dirname(need)) for name, value in load.items()}
+
+    if load is not None:
+        monkeypatch.setitem(BACKENDS, "ODD", SimpleNamespace(load=provide, PLUGIN="ODD"))
+    prepared = prepare(Agent(), "ODD", {"nixl_package": "none"})
+    assert prepared["backend"] == {**json.loads(text), "plugin": str(plugin)}
+    assert need not in prepared["libraries"]
+
+
+def test_a_plugin_that_is_absent_or_no_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
+    absent = {name: value for name, value in UNPREPARED.items() if name != "release"}
+    assert prepare(Agent(), "ODD", {"nixl_package": "none"})["backend"] == {**absent, "plugin": ""}
+    plugin = tmp_path / "libplugin_ODD.so"
+    plugin.write_text("text")
+    error = f"{plugin} is not a 64-bit shared library"
+    prepared = prepare(Agent(), "ODD", {"nixl_package": "none"})["backend"]
+    assert prepared == {**UNPREPARED, "plugin": str(plugin), "error": error}
 
 
 def test_a_transfer_that_cannot_be_prepared_leaves_no_handle() -> None:
