@@ -17,7 +17,6 @@ import pytest
 from helpers.fake_sysfs import root_of
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.host import etcd as etcd_module
 from pytest_nixl.host.etcd import EtcdFacts, Name, client_of, etcdctl_credentials, read_etcd
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
@@ -151,7 +150,7 @@ DATE = email.utils.formatdate(1_000_000, usegmt=True)
 def test_the_clock_of_etcd_is_compared_within_the_second_that_it_reports(
     monkeypatch: pytest.MonkeyPatch, date: str | None, now: float, ahead: float | None
 ) -> None:
-    monkeypatch.setattr(etcd_module.time, "time", lambda: now)
+    monkeypatch.setattr(time, "time", lambda: now)
     with reporting(date) as (port, paths):
         for scheme, expected in (("http", ahead), ("https", None)):
             etcd = read_etcd(FactsRoot(), f"{scheme}://127.0.0.1:{port}", "x", lambda: Client(*[0] * 6))
@@ -166,7 +165,8 @@ def test_a_client_has_the_credentials_of_etcdctl(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ETCDCTL_USER", "u:p")
     monkeypatch.setattr("pytest_nixl.etcd.client.connect", lambda members, **options: ([*map(str, members)], options))
     credentials = {"cacert": "", "cert": "", "key": "", "user": "u", "password": "p"}
-    assert client_of("http://a:1,http://b:2", "x", 7) == (["http://a:1", "http://b:2"], {**credentials, "timeout": 7})
+    client: Any = client_of("http://a:1,http://b:2", "x", 7)
+    assert client == (["http://a:1", "http://b:2"], {**credentials, "timeout": 7})
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.delenv("ETCD_ENDPOINTS", raising=False)
     with pytest.raises(NixlPluginError) as refused:
@@ -174,7 +174,8 @@ def test_a_client_has_the_credentials_of_etcdctl(monkeypatch: pytest.MonkeyPatch
     assert (refused.value.reason, refused.value.remedy) == ("no etcd is given", f"give --etcd, or set {VARIABLE}")
     for name in ("ETCD_ENDPOINTS", VARIABLE):  # the second counts more
         monkeypatch.setenv(name, f"http://{name.lower().replace('_', '-')}:3")
-        assert client_of("", "x") == ([f"http://{name.lower().replace('_', '-')}:3"], {**credentials, "timeout": 3})
+        client = client_of("", "x")
+        assert client == ([f"http://{name.lower().replace('_', '-')}:3"], {**credentials, "timeout": 3})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from helpers.fake_sysfs import Asking, root_of
 
+from pytest_nixl.host import gpu
 from pytest_nixl.host.gpu import GpuFacts, GpuState, Xid, read_gpus
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact
 
@@ -152,8 +153,40 @@ def test_a_log_that_cannot_be_read_is_unknown_with_its_reason(tmp_path: Path, mo
     assert xids(tmp_path / "b", monkeypatch, lambda: folder) == Fact(None, LOG, reason)
 
 
+ABSENT = {"why": f"no NVIDIA driver is loaded: {DRIVER}/version does not exist"}
+
+
+@pytest.mark.parametrize(
+    ("version", "live", "package", "nvml", "cuda", "ended"),
+    [
+        ("570", True, True, "asked NVML", {"x": "asked the CUDA driver"}, ["the CUDA driver", "NVML"]),
+        ("570", True, False, "asked here", {"x": "asked the CUDA driver"}, ["the CUDA driver"]),
+        (None, True, True, ABSENT, ABSENT, []),
+        ("570", False, True, ABSENT, ABSENT, []),
+    ],
+    ids=["driver", "without NVML's package", "no driver", "recorded"],
+)
+def test_only_the_driver_of_this_host_is_asked(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, live: bool, package: bool, nvml: Any, cuda: Any, ended: Any
+) -> None:
+    ends: list[str] = []
+
+    def question(subject: str) -> Any:
+        return SimpleNamespace(answer=lambda: f"asked {subject}", end=lambda: ends.append(subject))
+
+    monkeypatch.setattr(gpu, "DriverQuestion", question)
+    monkeypatch.setattr(gpu, "ask_cuda", lambda question: {"x": question.answer()})
+    monkeypatch.setattr(gpu, "query_nvml", lambda: "asked here")
+    monkeypatch.setattr(gpu, "find_spec", lambda name: (package and name == "pynvml") or None)
+    root: Any = SimpleNamespace(live=live, read=lambda path: version if path == f"{DRIVER}/version" else None)
+    questions = gpu.DriverQuestions(root)
+    assert (questions.nvml(), questions.cuda()) == (nvml, cuda)
+    questions.close()
+    assert ends == ended
+
+
 def test_a_host_without_a_driver_asks_neither_nvml_nor_cuda(tmp_path: Path) -> None:
-    asked = SimpleNamespace(nvml=lambda: {"why": "no NVML"}, cuda=lambda: {"why": "no CUDA"})
+    asked: Any = SimpleNamespace(nvml=lambda: {"why": "no NVML"}, cuda=lambda: {"why": "no CUDA"})
     root_of(tmp_path, {}, kernel_log=SILENT)
     facts = read_gpus(Asking(tmp_path, "nvml"), asked)
     assert (facts.library, facts.cuda_driver.why) == (Fact(None, "NVML", "no NVML"), NOT_RECORDED)

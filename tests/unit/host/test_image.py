@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,7 @@ def test_version_of_cuda_without_its_runtime_is_that_of_the_toolkit(tmp_path: Pa
 def test_versions_of_libfabric_and_of_the_etcd_client_are_in_files_of_their_packages(tmp_path: Path) -> None:
     fabric, etcd = library(tmp_path, "libfabric.so.1", "libfabric.so.1"), tmp_path / "libetcd-cpp-api-core.so"
     environ = {"LD_LIBRARY_PATH": str(tmp_path)}
-    for read, file, lack, text, version in (
+    rows: list[tuple[Callable[[], library_versions.Version], Path, str, str, str]] = [
         (
             lambda: library_versions.libfabric(environ),
             tmp_path / "pkgconfig" / "libfabric.pc",
@@ -185,7 +186,8 @@ def test_versions_of_libfabric_and_of_the_etcd_client_are_in_files_of_their_pack
             '# This is a basic version file\n\nset(PACKAGE_VERSION "0.15.4")\n',
             "0.15.4",
         ),
-    ):
+    ]
+    for read, file, lack, text, version in rows:
         assert read() == ("", str(file), f"{lack}, and {file} cannot be read (No such file or directory)")
         file.parent.mkdir(parents=True)
         file.write_text("# nothing")

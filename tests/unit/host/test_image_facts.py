@@ -19,7 +19,11 @@ from pytest_nixl.host.software import Lacking, Software, read_software
 from pytest_nixl.nixl.installed import nixl_packages, torch_version
 
 TORCH = "/t/version.py"
-MISSING = {"soname": "libx.so", "versions": [], "words": "libx.so, which libplugin_UCX.so needs, was not found"}
+MISSING: dict[str, Any] = {
+    "soname": "libx.so",
+    "versions": [],
+    "words": "libx.so, which libplugin_UCX.so needs, was not found",
+}
 ANSWER: dict[str, Any] = {
     "plugin_folder": "/p",
     "plugins": [

@@ -90,7 +90,7 @@ def prepared(plugin: str, *libraries: str, **changes: Any) -> dict[str, Any]:
 
 
 RDMA = {"module": "/u/libuct_ib.so", "libibverbs": "", "offered": {}, "answers": {}}
-HEALTHY = {
+HEALTHY: dict[str, Any] = {
     "prepare_UCX": prepared("/p/libplugin_UCX.so", "/a/libucs.so.0"),
     "prepare_POSIX": prepared("/p/libplugin_POSIX.so", "/a/libucs.so.0", "/a/libaio.so.1"),
     "ask_rdma": RDMA,
@@ -100,7 +100,7 @@ HEALTHY = {
     "look": {"plugins": ["UCX", "POSIX"], "libraries": ["/b/libucs.so.0"]},
 }
 BOTH = ("UCX", "POSIX")
-AGENT = ("create_agent", "pytest-nixl-facts", [], True)
+AGENT: Any = ("create_agent", "pytest-nixl-facts", [], True)
 PREPARE = [("prepare", "UCX"), ("prepare", "POSIX")]
 PLUGINS = ["/p/libplugin_UCX.so", "/p/libplugin_POSIX.so"]
 ASK, MAKE_UCX, MAKE_POSIX = ("ask_rdma", PLUGINS[0]), ("make", "UCX"), ("make", "POSIX")
@@ -131,7 +131,7 @@ def ask(worker: Worker, *backends: str) -> tuple[dict[str, Any], list[list[str]]
 
 def backend(name: str, **changes: Any) -> dict[str, Any]:
     ucx = {"said": ["it is slow"]} if name == "UCX" else {}
-    result: dict[str, Any] = {**HEALTHY[f"prepare_{name}"]["backend"], **ucx, **changes}  # type: ignore[dict-item]
+    result: dict[str, Any] = {**HEALTHY[f"prepare_{name}"]["backend"], **ucx, **changes}
     return result
 
 
