@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers import gpu_standin
+from helpers.double_libraries import build, in_a_child
 
 from pytest_nixl.host import driver_questions, gpu
 from pytest_nixl.host.driver_questions import pci_address
@@ -74,12 +75,6 @@ def test_every_gpu_is_read_from_nvml(answer: dict[str, Any]) -> None:
     bad = {"index": 1, "pci": "0000:1b:00.0", "uncorrected": 2, "bar1": 256 << 20, "persistence": False, "nvlinks": 17,
            "capability": None}  # fmt: skip
     assert answer["gpus"] == [good, {**good, **bad}]
-
-
-def test_missing_library_of_nvml_is_reported() -> None:
-    if Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has an NVIDIA driver, and so has NVML's library")
-    assert ask() == {"why": "NVML (libnvidia-ml.so.1) was not found"}
 
 
 def test_library_of_another_driver_is_reported(library: dict[str, str]) -> None:
@@ -150,11 +145,48 @@ def test_variable_that_hides_every_gpu_is_told_from_a_driver_that_fails(
     assert (answer["init"], answer["without_variable"]) == (100, 100)
 
 
-def test_missing_library_of_the_cuda_driver_is_reported() -> None:
-    if Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has an NVIDIA driver, and so has its library")
-    answer = ask(ASK_CUDA)
-    assert answer["library"].startswith("libcuda.so.1: cannot open shared object file")
+#: Of three devices, the second has no UUID and the third no address.
+DOUBLE = """
+    #include <string.h>
+    int cuInit(unsigned flags) { return INIT; }
+    int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+    int cuDeviceGet(int *device, int number) { *device = 10 + number; return 0; }
+    int cuDeviceGetUuid(char *to, int device) { return device == 11 ? 1 : !memset(to, device, 16); }
+    int cuDeviceGetPCIBusId(char *to, int size, int device) {
+        return device == 12 || size != 32 ? 1 : !strcpy(to, "00000000:1A:00.0");
+    }
+    int cuDeviceGetAttribute(int *value, int attribute, int device) {
+        *value = DMA_BUF;
+        return attribute != 124 || device != 10 || DMA_BUF > 1;
+    }
+"""
+DEVICES = [
+    {"uuid": "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "pci": "0000:1a:00.0"},
+    {"uuid": "", "pci": "0000:1a:00.0"},
+    {"uuid": "GPU-0c0c0c0c-0c0c-0c0c-0c0c-0c0c0c0c0c0c", "pci": ""},
+]
+
+
+@pytest.mark.parametrize(
+    ("init", "count", "dma_buf", "answer"),
+    [
+        (0, 3, 1, {"init": 0, "devices": DEVICES, "dma_buf": True}),
+        (0, 1, 0, {"init": 0, "devices": DEVICES[:1], "dma_buf": False}),
+        (0, 1, 2, {"init": 0, "devices": DEVICES[:1], "dma_buf": None}),
+        (0, 0, 1, {"init": 0, "devices": []}),
+        (100, 3, 1, {"init": 100}),
+    ],
+)
+def test_what_the_cuda_driver_shows_is_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: int, count: int, dma_buf: int, answer: dict[str, Any]
+) -> None:
+    source = DOUBLE.replace("INIT", str(init)).replace("COUNT", str(count)).replace("DMA_BUF", str(dma_buf))
+    [library] = build(tmp_path, {"libcuda-double.so": source})
+    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", library)
+    assert in_a_child([], driver_questions.query_cuda) == answer
+    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", f"{tmp_path}/none")
+    reason = f"{tmp_path}/none: cannot open shared object file: No such file or directory"
+    assert driver_questions.query_cuda() == {"library": reason}
 
 
 def test_library_of_the_cuda_driver_that_a_variable_names_is_asked(library: dict[str, str]) -> None:

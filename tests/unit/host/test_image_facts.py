@@ -19,11 +19,8 @@ from pytest_nixl.host.software import Lacking, Software, read_software
 from pytest_nixl.nixl.installed import nixl_packages, torch_version
 
 TORCH = "/t/version.py"
-MISSING: dict[str, Any] = {
-    "soname": "libx.so",
-    "versions": [],
-    "words": "libx.so, which libplugin_UCX.so needs, was not found",
-}
+LACKS = "libx.so, which libplugin_UCX.so needs, was not found"
+MISSING = {"soname": "libx.so", "versions": [], "words": LACKS}
 ANSWER: dict[str, Any] = {
     "plugin_folder": "/p",
     "plugins": [
@@ -69,7 +66,7 @@ def image(folder: Path, answer: Any, **nixl: Any) -> tuple[ImageFacts, Software]
 def test_every_answer_about_an_image_is_a_fact(tmp_path: Path) -> None:
     nixl = {"nixl": "1.5.1", "nixl_module": "/s/nixl_cu12/_api.py", "ucx": "1.21", "backends": {}}
     facts, software = image(tmp_path, ANSWER, **nixl)
-    lacking = Lacking("libx.so", (), MISSING["words"])
+    lacking = Lacking("libx.so", (), LACKS)
     versions = {
         "cuda": Fact("12.8.90", "/c"),
         "gdrcopy": Fact[str](None, "/g", "it is not there"),
