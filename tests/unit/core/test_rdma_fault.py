@@ -233,3 +233,10 @@ def test_a_host_with_a_gpu_needs_a_transport_for_its_memory(guest: Path, tmp_pat
         assert cuda_fault(environ, str(guest)) == NOTHING
     assert cuda_fault({"UCX_TLS": "rc"}, str(guest / "empty")) == NOTHING
     assert (over_tcp(str(guest)), over_tcp(str(guest / "empty"))) == ("tcp,cuda_copy", "tcp")
+    for name, other in (("vendor", "0x1002"), ("class", "0x068000")):
+        texts = {path: path.read_text() for path in guest.glob(f"sys/devices/**/{name}")}
+        for path in texts:
+            path.write_text(other)
+        assert over_tcp(str(guest)) == "tcp"
+        for path, text in texts.items():
+            path.write_text(text)

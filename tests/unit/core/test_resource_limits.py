@@ -46,6 +46,15 @@ FILTERED = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "without
 
 def test_an_error_that_names_a_module_of_python_itself_is_not_of_a_hidden_one() -> None:
     assert hidden_module_of_python(AttributeError("module 'json' has no attribute 'x'")) is None
+    file = os.path.dirname(os.__file__) + "/json/__init__.py"
+    assert hidden_module_of_python(ImportError("cannot import name 'x' from 'json'", path=file)) is None
+    assert hidden_module_of_python(ImportError("cannot import name 'x' from 'acme'", path="/x/acme.py")) is None
+
+
+def test_a_file_that_hides_a_module_of_python_is_named() -> None:
+    error = ImportError("cannot import name 'x' from 'json' (/home/me/json.py)", path="/home/me/json.py")
+    remedy = "rename /home/me/json.py, or take /home/me out of PYTHONPATH and do not start in it"
+    assert hidden_module_of_python(error) == ("/home/me/json.py hides the module json of Python", remedy)
 
 
 @pytest.mark.parametrize(("most", "fault"), [(10, "this user may have 10 (ulimit -u)"), (200, "None")])

@@ -218,6 +218,7 @@ def test_the_copies_of_libibverbs_and_their_providers_are_read(tmp_path: Path) -
     soname = "-Wl,-soname,libibverbs.so.1"
     copy = build(tmp_path / "wheel" / "libibverbs-0a1b2c3d.so.1.14", soname, versions=VERSIONS)
     other = build(tmp_path / "other" / "libibverbs.so", soname, versions="IBVERBS_1.0")
+    bare = build(tmp_path / "bare" / "libibverbs.so", soname, versions="IBVERBS_PRIVATE_7")
     system = build(tmp_path / "system" / "libibverbs.so.1", soname, versions="IBVERBS_PRIVATE_59")
     providers = tmp_path / "providers"
     runpath = f"-Wl,-rpath,{system.parent}"
@@ -234,11 +235,17 @@ def test_the_copies_of_libibverbs_and_their_providers_are_read(tmp_path: Path) -
         "libibverbs.sox",
     )
     loaded = [str(tmp_path / "wheel" / name) for name in names]
-    loaded += [str(copy), str(tmp_path / "system" / "libmlx5.so.1"), str(other), str(other.parent / "libefa.so.1")]
+    loaded += [
+        str(copy),
+        str(tmp_path / "system" / "libmlx5.so.1"),
+        str(other),
+        str(other.parent / "libefa.so.1"),
+        str(bare),
+    ]
     verbs = ask_verbs(loaded, {}, [str(providers)])
     own, bundled = {"path": str(copy), "abi": 34}, {"abi": 34, "library": str(copy)}
     assert verbs == {
-        "libraries": [own],
+        "libraries": [own, {"path": str(bare), "abi": 7}],
         "providers": [
             {"name": "efa", "abi": 34, "path": str(linked), "library": str(system)},
             {"name": "text", "abi": 7, "path": str(providers / "libtext-rdmav7.so"), "library": ""},
