@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ def rocm(tmp_path: Path) -> Path:
     folder = tmp_path / "site" / "nixl_ep_rocm"
     folder.mkdir(parents=True)
     torch_with(tmp_path / "torch", ["_ZN3c105otherEv"])
+    build(tmp_path / "torch" / "lib", {"libtorch.so": "void _ZN5torch5otherEv(void) {}"})
     return folder
 
 
@@ -86,7 +88,8 @@ def fault(folder: Path, version: str = "2.13.0+rocm") -> str:
         ("_ZN3c104testEv", True),
         ("_ZN2at4testEv", True),
         ("_ZN5torch4testEv", True),
-        ("_ZN3c105otherEv", False),  # torch has it
+        ("_ZN3c105otherEv", False),  # torch has these, in two libraries
+        ("_ZN5torch5otherEv", False),
         ("_ZN4acme4testEv", False),
         ("call_ZN3c10", False),
     ],
@@ -95,6 +98,8 @@ def test_only_symbols_of_torch_are_looked_for(rocm: Path, symbol: str, of_torch:
     name = "nixl_ep_cpp_torch213.x.so"
     build(rocm, {name: f"void {symbol}(void); void calls(void) {{ {symbol}(); }}"})
     assert fault(rocm) == (f"{name} needs {symbol}, which torch 2.13.0+rocm does not have" if of_torch else "")
+    shutil.rmtree(rocm.parents[1] / "torch" / "lib")
+    assert fault(rocm) == ""
 
 
 def test_a_module_for_one_release_of_torch_has_that_in_its_name(rocm: Path) -> None:

@@ -39,12 +39,13 @@ UCP = """
 VERBS = """
     #include <errno.h>
     #include <string.h>
-    static char *names[] = {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "odd"}; static int left;
-    void *ibv_get_device_list(int *count) { *count = 5; left++; return names; }
+    static char *names[] = {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "odd"}; static int left;
+    void *ibv_get_device_list(int *count) { *count = 6; left++; return names; }
     void ibv_free_device_list(void *list) { left--; }
     char *ibv_get_device_name(char *device) { return device; }
     void *ibv_open_device(char *device) {
         if (!strcmp(device, "mlx5_1")) { errno = EACCES; return 0; }
+        if (!strcmp(device, "mlx5_4")) return 0;
         left++;
         return device;
     }
@@ -68,7 +69,7 @@ VERBS = """
 @pytest.fixture(autouse=True)
 def devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names in the kernel's folder of RDMA devices."""
-    names = ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_9"]
+    names = ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_9"]
     real, isdir = os.listdir, os.path.isdir
     monkeypatch.setattr(os, "listdir", lambda path: names if path == "/sys/class/infiniband" else real(path))
     monkeypatch.setattr(os.path, "isdir", lambda path: path == "/sys/class/infiniband" or isdir(path))
@@ -109,6 +110,7 @@ def test_each_device_is_asked_and_everything_is_given_back(tmp_path: Path) -> No
             "mlx5_1": {**opened, "opened": "Permission denied", "shared_queues": None},
             "mlx5_2": {**opened, "registered": "Cannot allocate memory", "shared_queues": None},
             "mlx5_3": {**opened, "registered": "it does not say why"},
+            "mlx5_4": {**opened, "opened": "it does not say why", "shared_queues": None},
             "mlx5_9": {**opened, "listed": False, "shared_queues": None},
         },
     }

@@ -19,7 +19,7 @@ from helpers.needs import program
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.ucx_rdma import offered_transports, printed
-from pytest_nixl.host.worker_probe import look, make, prepare, telemetry, variables_in
+from pytest_nixl.host.worker_probe import ask_rdma, look, make, prepare, telemetry, variables_in
 from pytest_nixl.nixl.backends import BACKENDS
 
 
@@ -216,6 +216,11 @@ def test_a_process_without_nixl_knows_no_variable() -> None:
     failing = Agent(fails="get_agent_metadata")
     with pytest.raises(ValueError, match="NIXL_ERR_BACKEND"):
         look(failing, [])
+
+
+def test_a_host_without_rdma_devices_is_not_asked_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "isdir", lambda path: False)
+    assert ask_rdma(Agent(), "/no/such/libplugin_UCX.so") is None
 
 
 def test_the_transports_that_ucx_offers_are_read_for_each_device() -> None:
