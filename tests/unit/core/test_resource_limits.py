@@ -94,7 +94,7 @@ def write(root: Path, files: Mapping[str, str]) -> str:
 
 def threads(pid: int, count: object, uid: object = os.getuid()) -> dict[str, str]:
     """Return the file of a process with these threads; :param uid: its user."""
-    odd = "NoThreads:\t90\nThreads:\t90 x\nThreads:\t"
+    odd = "Threads:\t\nNoThreads:\t90\nThreads:\t90 x"
     return {f"proc/{pid}/status": f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nThreads:\t{count}\n{odd}"}
 
 
