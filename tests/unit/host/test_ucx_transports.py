@@ -63,7 +63,7 @@ NONE = UcxTransports(False, (), frozenset(), False, False, False, frozenset(), f
                 "it is odd",
                 refuses("'rc' is", "tcp, sm,self"),
                 refuses("'dc','odd' are", "tcp"),
-                refuses("is", "quoted"),
+                refuses(" is", "quoted"),
             ),
             {"refused": frozenset({"rc", "dc", "odd"}), "offered": frozenset({"tcp", "sm", "self"})},
         ),
