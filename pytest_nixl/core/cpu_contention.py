@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+_PROC = Path("/proc")
 #: Columns of a processor's line in /proc/stat: user, nice, system and steal. Interrupts often belong to the row itself.
 _BUSY = (1, 2, 3, 8)
 
@@ -121,15 +122,19 @@ class HostLoad:
         return busy_seconds(self._processors), cpu_seconds(os.getpid()), time.monotonic()
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process and its descendants, including descendants that have ended."""
-    return sum(_ticks(process, children=True) for process in {pid, *_descendants(pid)}) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(pid: int, proc: Path = _PROC) -> float:
+    """Return the CPU seconds of a process and its descendants, including descendants that have ended.
+
+    :param proc: the folder of the processes.
+    """
+    pids = {pid, *_descendants(pid, proc)}
+    return sum(_ticks(process, proc, children=True) for process in pids) / os.sysconf("SC_CLK_TCK")
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def _descendants(pid: int, proc: Path) -> Iterator[int]:
     """Yield the pids of all descendants; nothing if the kernel does not list them."""
     try:
-        tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        tasks = list((proc / f"{pid}/task").glob("*/children"))
     except OSError:
         return  # the process has ended
     for path in tasks:
@@ -139,13 +144,13 @@ def _descendants(pid: int) -> Iterator[int]:
             continue  # the thread has ended
         for child in children:
             yield child
-            yield from _descendants(child)
+            yield from _descendants(child, proc)
 
 
-def _ticks(pid: int, *, children: bool) -> int:
+def _ticks(pid: int, proc: Path = _PROC, *, children: bool) -> int:
     """Return the CPU ticks of a process, and with ``children`` of those that it has waited for; 0 if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (proc / f"{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
     return sum(map(int, fields[11 : 15 if children else 13]))

@@ -33,7 +33,7 @@ _CUDA_SUPPORT = ("all", "cuda", "cuda_copy")
 _PASS_THROUGH = ("QEMU", "KubeVirt", "Red Hat", "OpenStack Foundation")
 _PCI_ADDRESS = re.compile(r"/[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: UCX's line for each try to lock memory that the kernel refuses, and the number of them after which it will go on.
-_REFUSED_LOCK = re.compile(r"ibv_reg_mr\(.*Please set max locked memory \(ulimit -l\) to .*\(current: (.*?)\)")
+_REFUSED_LOCK = re.compile(r"ibv_reg_mr\(.*Please set max locked memory .*\(current: (.*?)\)")
 _ENDLESS_TRIES = 100
 #: UCX's last line if a device fails while UCX uses it.
 _FAILED_DEVICE = re.compile(r"Fatal: \w+ completion.* with error on (\w+)/.*: Work Request Flushed Error")
@@ -265,7 +265,7 @@ def _read(path: Path) -> str:
 
 _NO_HANDLER = "no peer failure handler"
 #: UCX's warning about devices that it was told to use, with the devices that it has.
-_NOT_AVAILABLE = re.compile(r"network devices? ('.*') (?:is|are) not available, please use one or more of: (.*)")
+_NOT_AVAILABLE = re.compile(r"network devices? ('.*') \w+ not available, please use one or more of: (.*)")
 _TCP_DEVICE = re.compile(r"'([^']+)'\(tcp\)")
 
 

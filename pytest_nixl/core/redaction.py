@@ -46,7 +46,7 @@ _NAMES = re.compile(
     r"CREDS?|DSN|WEBHOOKS?|(?<!BY)(?<!COM)PASS))(?:_|$)",
     re.IGNORECASE,
 )
-_NOT_SECRET = frozenset({"PWD", "OLDPWD", "USER"})
+_NOT_SECRET = frozenset({"PWD", "USER"})
 _SECRET_NAME = (
     r"(?:password|passwd|passphrase|passcode|token|secret|jwt|(?:access|secret|account|private|api|storage)[_-]?key|"
     r"shared[_-]?access[_-]?signature|signature|sig|x-amz-[a-z-]{1,40}|credentials?|creds?|"
@@ -104,14 +104,11 @@ _STEMS = (
     "webhook",
     "auth",
     "bearer",
-    "pwd",
     "pw",
     "dsn",
     "cookie",
     "basic",
     "-u",
-    "--user",
-    "--proxy-user",
 )
 #: Secrets that need no name, because their issuers begin them all alike, by that beginning. A private key ends with its
 #: own last line, or where its text is cut off.

@@ -24,7 +24,7 @@ PROCESSES_REMEDY = (
 )
 MEMORY_REMEDY = "raise the limit of memory: `docker run --memory`, or resources.limits.memory of the pod's container"
 DATA_REMEDY = "raise the limit: `ulimit -d unlimited`"
-_CALL_REMEDY = (
+CALL_REMEDY = (
     "if this is a container, `docker run --security-opt seccomp=unconfined` shows whether its seccomp filter has to "
     "allow it; `strace -f -Z` names the call"
 )
@@ -35,7 +35,7 @@ REMEDIES_OF_LIMITS = (
     ADDRESS_SPACE_REMEDY,
     DATA_REMEDY,
     FILE_SIZE_REMEDY,
-    _CALL_REMEDY,
+    CALL_REMEDY,
 )
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
 _NO_START = "the kernel starts no further process or thread"
@@ -142,25 +142,28 @@ def address_space_fault(needed: float = float("inf"), kind: int = resource.RLIMI
     return f"a process may have at most {most >> 20} MiB of {name}"
 
 
-def start_fault() -> tuple[str, str]:
-    """Say why the kernel starts no further process or thread, and what to do."""
+def start_fault(root: str = "") -> tuple[str, str]:
+    """Say why the kernel starts no further process or thread, and what to do.
+
+    :param root: the folder of /proc and /sys.
+    """
     if fault := address_space_fault(AGENT_NEEDS):
         return f"{fault}, and NIXL needs more", ADDRESS_SPACE_REMEDY
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     limit = "" if most == resource.RLIM_INFINITY else f": this user may have {most} (ulimit -u)"
-    for path in _control_groups("pids"):
+    for path in _control_groups("pids", root):
         allowed, used = _read(f"{path}/pids.max"), _read(f"{path}/pids.current")
         if allowed.isdecimal() and used.isdecimal() and int(allowed) - int(used) < _THREADS_NEEDED:
             return f"{_NO_START}: its control group may have {allowed} ({path})", PROCESSES_REMEDY
-    is_far = most == resource.RLIM_INFINITY or _threads_of_this_user() + _THREADS_NEEDED < most
-    if is_far and re.search(r"^Seccomp:\s*2$", _read("/proc/self/status"), re.MULTILINE):
-        return f"{_NO_START}, though no limit of them is near: the seccomp filter may forbid clone3", _CALL_REMEDY
+    is_far = most == resource.RLIM_INFINITY or _threads_of_this_user(root) + _THREADS_NEEDED < most
+    if is_far and re.search(r"^Seccomp:\s*2$", _read(f"{root}/proc/self/status"), re.MULTILINE):
+        return f"{_NO_START}, though no limit of them is near: the seccomp filter may forbid clone3", CALL_REMEDY
     return f"{_NO_START}{limit}", PROCESSES_REMEDY
 
 
-def _threads_of_this_user() -> int:
+def _threads_of_this_user(root: str) -> int:
     """Return how many threads of this user run, as far as /proc shows them."""
-    texts = (_read(str(path)) for path in Path("/proc").glob("[0-9]*/status"))
+    texts = (_read(str(path)) for path in Path(f"{root}/proc").glob("[0-9]*/status"))
     own = [text for text in texts if re.search(rf"^Uid:\s+{os.getuid()}\s", text, re.MULTILINE)]
     return sum(int(count) for text in own for count in re.findall(r"^Threads:\s+(\d+)$", text, re.MULTILINE))
 
@@ -220,7 +223,7 @@ def file_fault(error: OSError) -> tuple[str, str]:
     description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
     if not path and error.errno not in (errno.ENOSPC, errno.EDQUOT):
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-        return f"the system refuses a call ({name}: {description})", _CALL_REMEDY
+        return f"the system refuses a call ({name}: {description})", CALL_REMEDY
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{description} ({no_space(path)})", NO_SPACE_REMEDY
     if path.startswith("/dev/"):

@@ -183,13 +183,16 @@ def _folders(lists: Sequence[str], path: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _cache() -> Mapping[str, tuple[str, ...]]:
-    """Return the libraries in the loader's cache, by soname."""
-    for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
+def loader_cache(programs: tuple[str, ...] = ("/sbin/ldconfig", "/usr/sbin/ldconfig")) -> Mapping[str, tuple[str, ...]]:
+    """Return the libraries in the loader's cache, by soname; of each the files in the loader's order.
+
+    :param programs: the places of ldconfig; the first that runs is asked.
+    """
+    for program in programs:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             listed = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
             paths: dict[str, tuple[str, ...]] = {}
-            for soname, file in re.findall(r"^\s*(\S+) \([^)]*\) => (.+)$", listed, re.MULTILINE):
+            for soname, file in re.findall(r"^\s*(\S+) \([^)]*\) => (.+)", listed, re.MULTILINE):
                 paths[soname] = (*paths.get(soname, ()), file)
             return paths
     return {}
@@ -219,7 +222,7 @@ def find(
                 return file
     folders = [*rpath, *filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), *paths]
     candidates = [f"{folder}/{soname}" for folder in folders]
-    candidates += [*_cache().get(soname, ()), *(f"{folder}/{soname}" for folder in _DEFAULT_FOLDERS)]
+    candidates += [*loader_cache().get(soname, ()), *(f"{folder}/{soname}" for folder in _DEFAULT_FOLDERS)]
     for file in candidates:
         with contextlib.suppress(OSError, ValueError):
             return read_elf(file).path

@@ -263,7 +263,7 @@ def _by_proc(root: FactsRoot) -> tuple[GpuFacts, ...]:
     gpus = []
     for number, address in enumerate(root.entries(f"{_DRIVER}/gpus")):
         place = f"{_DRIVER}/gpus/{address}"
-        match = re.search(r"^Model:\s+(.*)$", root.read(f"{place}/information") or "", re.MULTILINE)
+        match = re.search(r"^Model:\s+(.*)", root.read(f"{place}/information") or "", re.MULTILINE)
         unknown = dict.fromkeys(("memory", "ecc", "uncorrected", "bar1", "persistence", "nvlinks"))
         values = {"index": number, "name": match[1] if match else "", "pci": address, "source": place, **unknown}
         gpus.append(from_plain(GpuFacts, {**values, **_placed(root, address)}))

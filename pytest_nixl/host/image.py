@@ -147,7 +147,7 @@ def _nixl_ep(answer: Mapping[str, str], reason: str) -> Fact[bool]:
 _FLAVOUR = re.compile(r"nixl_(cu\d+|rocm)")
 _BUILT_FOR = re.compile(r"nixl_ep_cpp_torch(\d)(\d+)\.")
 #: Parts of the mangled names of torch's C++ symbols: the namespaces c10, at and torch.
-_OF_TORCH = re.compile(r"^_Z\w*?(?:3c10|2at|5torch)")
+_OF_TORCH = re.compile(r"_Z\w*?(?:3c10|2at|5torch)")
 
 
 def ask_nixl_ep(module: str, torch: Mapping[str, Any], packages: Sequence[str]) -> dict[str, str]:

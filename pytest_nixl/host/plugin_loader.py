@@ -91,7 +91,7 @@ def load(libnixl: str, plugin: str) -> dict[str, Any]:
     try:
         ctypes.CDLL(plugin, os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
-        files = dict.fromkeys(re.findall(r"(/\S.*)$", maps, re.MULTILINE))
+        files = dict.fromkeys(re.findall(r"/\S.*", maps))
         return {"error": str(error), "loaded": [file for file in files if ".so" in file]}
     return {"error": "", "loaded": []}
 

@@ -40,10 +40,10 @@ _BY_HAND = (
 _BACKEND_SECONDS_WITH_TWO = 5.0
 #: Why the telemetry of a transfer is unknown if this process made none.
 NOT_TRIED = "no transfer was tried"
-_HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
+_HASH = re.compile(r"(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
 #: What the loader says of a file of LD_PRELOAD that it ignores.
-_NOT_PRELOADED = re.compile(r"object '(.*)' from (LD_PRELOAD) cannot be preloaded(?: \((.*)\))?: ignored")
-_UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
+_NOT_PRELOADED = re.compile(r"object '(.*)' from LD_PRELOAD cannot be preloaded(?: \((.*)\))?: ignored")
+_UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)")
 _UCX_LINE = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
 _EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
 
@@ -245,7 +245,9 @@ def unused_variables(log: str) -> dict[str, str]:
 
     :param log: the stderr of a process with UCX.
     """
-    unused = {name: f"{file} ({reason})" for file, name, reason in _NOT_PRELOADED.findall(log)}
+    unused: dict[str, str] = {}
+    for file, reason in _NOT_PRELOADED.findall(log):
+        unused["LD_PRELOAD"] = f"{file} ({reason})" if reason else file
     for listed in _UNUSED.findall(log):
         for part in listed.split(";"):
             match = re.match(r"\s*(UCX_\w+)(?: \(maybe: (\w+)\?\))?", part)

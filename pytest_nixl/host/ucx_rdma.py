@@ -76,10 +76,7 @@ def ask_ucx_rdma(libraries: Callable[[], Sequence[str]]) -> dict[str, Any] | Non
     names, ucp = os.listdir(_CLASS), _file(libraries(), "libucp")
     if not ucp:
         return None
-    offered: dict[str, list[str]] = {}
-    for transport, device in _RESOURCE.findall(_resources(ctypes.CDLL(ucp))):
-        if device in names:
-            offered.setdefault(device, []).append(transport)
+    offered = offered_transports(_resources(ctypes.CDLL(ucp)), names)
     module = _file(libraries(), "libuct_ib")
     verbs = _Verbs(module) if module else None
     return {
@@ -88,6 +85,19 @@ def ask_ucx_rdma(libraries: Callable[[], Sequence[str]]) -> dict[str, Any] | Non
         "offered": offered,
         "answers": verbs.answers(names) if verbs else {},
     }
+
+
+def offered_transports(text: str, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the transports that UCX offers for each of some devices.
+
+    :param text: UCX's own list, as ``ucx_info`` prints it.
+    :param names: the devices.
+    """
+    offered: dict[str, list[str]] = {}
+    for transport, device in _RESOURCE.findall(text):
+        if device in names:
+            offered.setdefault(device, []).append(transport)
+    return offered
 
 
 def _file(files: Sequence[str], name: str) -> str:

@@ -13,7 +13,7 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.transports import UCX_NAMES, UCX_OF_EFA, UCX_OF_GPUS, UCX_OF_RDMA
 
 #: UCX's message about transports that it cannot use.
-_NOT_AVAILABLE = re.compile(r"transports? ('.*') (?:is|are) not available, please use one or more of: (.*)")
+_NOT_AVAILABLE = re.compile(r"transports? ('.*') \w+ not available, please use one or more of: (.*)")
 
 
 @dataclass(frozen=True)

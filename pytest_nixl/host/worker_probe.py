@@ -153,6 +153,11 @@ def _ucx_variables(files: list[str]) -> list[str]:
         return []
     hidden_too = 1 | 8  # UCS_CONFIG_PRINT_CONFIG | UCS_CONFIG_PRINT_HIDDEN
     text = printed(lambda stream: print_all(stream, ctypes.c_char_p(b"UCX_"), hidden_too, ctypes.byref(options), None))
+    return variables_in(text)
+
+
+def variables_in(text: str) -> list[str]:
+    """Return the variables in the output of ``ucx_info -caf``, which has a description above each."""
     return re.findall(r"^(UCX_\w+)=", text, re.MULTILINE)
 
 

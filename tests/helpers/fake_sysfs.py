@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -110,6 +110,34 @@ class Tree:
     def variable(self, name: str, value: str) -> None:
         """Set an environment variable of the tree."""
         self.change("environment", lambda found: found["steering"].update({name: value}))
+
+
+def root_of(folder: Path, files: Mapping[str, Any], **answers: Any) -> FactsRoot:
+    """Write a tree of files; a text that begins with ``->`` is a link. The named questions have these answers."""
+    tree = Tree(folder)
+    folder.mkdir(exist_ok=True)
+    for path, text in files.items():
+        if str(text).startswith("->"):
+            tree.link(path, str(text)[2:])
+        else:
+            tree.write(path, text)
+    for name, value in answers.items():
+        tree.answer(name.replace("_", "-") if name == "storage_queues" else name, value)
+    return FactsRoot(folder)
+
+
+class Asking(FactsRoot):
+    """A recorded tree in which one question is asked as on this machine."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder)
+        self._name = name
+
+    def ask(self, name: str, question: Callable[[], Any]) -> Any:
+        if name != self._name:
+            return super().ask(name, question)
+        self.answers[name] = question()
+        return self.answers[name]
 
 
 def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -22,13 +21,9 @@ from pytest_nixl.checks.connector.comparison import compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import mtu
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.metrics_text import read_metrics
 from pytest_nixl.core.rdma_fault import allows_cuda, wants_rdma
-from pytest_nixl.core.resource_limits import no_space
-from pytest_nixl.host.etcd import Name, etcdctl_credentials, read_etcd
-from pytest_nixl.host.facts import read_ucx_files
-from pytest_nixl.host.loaded_libraries import linked_etcd_client
+from pytest_nixl.host.etcd import read_etcd
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
@@ -296,65 +291,15 @@ def test_a_row_anywhere_among_the_tests_needs_an_expectation() -> None:
             refuse_silence(profile(), items)
 
 
-def test_what_follows_the_first_colon_is_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ETCDCTL_USER", "root:pass:word")
-    assert etcdctl_credentials() == {"cacert": "", "cert": "", "key": "", "user": "root", "password": "pass:word"}
-
-
-def test_each_host_of_etcd_is_resolved_once() -> None:
-    def refuse() -> None:
-        raise NixlPluginError("none is asked")
-
-    etcd = read_etcd(FactsRoot(), "http://127.0.0.1:9,http://[::1]:9,http://127.0.0.1:8", "the test", refuse)
-    assert etcd.names == (Name("127.0.0.1", ("127.0.0.1",), ""), Name("::1", ("::1",), ""))
-
-
 def test_the_clock_of_etcd_is_that_of_its_first_member() -> None:
     with running_etcd() as etcd:
         facts = read_etcd(FactsRoot(), f"{etcd.url},http://127.0.0.1:9", "the test")
     assert facts.clock.value == pytest.approx(0, abs=2), facts.clock.why
 
 
-@pytest.mark.parametrize("end", ["", " (0x00007f5c00a00000)"])
-def test_a_linked_library_may_have_spaces_in_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    path = tmp_path / "a (good)  lib" / "libetcd-cpp-api.so"
-    path.parent.mkdir()
-    path.write_bytes(b"")
-    (tmp_path / "ldd").write_text(f"#!/bin/sh\necho '\tlibc.so.6 => /libc.so.6\n\t{path.name} => {path}{end}'\n")
-    (tmp_path / "ldd").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = linked_etcd_client("nixlbench")
-    assert found is not None
-    assert found.path == str(path)
-
-
-def test_a_line_of_ucx_conf_is_a_setting_only_if_it_begins_as_one(tmp_path: Path) -> None:
-    file = tmp_path / "ucx.conf"
-    file.write_text("# UCX_A=1\n#UCX_B=2\n  UCX_C=3 4 \nMY_UCX_D=5\nUCX_E=\n[x] UCX_F=6\n")
-    files = read_ucx_files(FactsRoot(), {"UCX_CONFIG_DIR": str(tmp_path)}, [])
-    assert files[os.path.realpath(file)] == ("UCX_C=3 4", "UCX_E=")
-
-
 def test_libraries_that_cannot_be_mapped_have_a_reason_and_a_remedy() -> None:
     reason, remedy = import_fault(ImportError("libnixl.so: failed to map segment from shared object"))
     assert (reason, "ulimit" in remedy) == ("the kernel refuses to map it", True)
-
-
-@pytest.mark.parametrize(
-    ("files", "inodes", "space", "words"),
-    [(9, 0, 9, "all 9 inodes "), (9, 1, 0, "its file system is full"), (0, 0, 0, "its file system is full"),
-     (0, 0, 9, "its file system had no space"), (9, 1, 9, "its file system had no space")],
-)  # fmt: skip
-def test_what_a_file_system_has_nothing_left_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, inodes: int, space: int, words: str
-) -> None:
-    left = SimpleNamespace(f_files=files, f_favail=inodes, f_bavail=space)
-    monkeypatch.setattr(os, "statvfs", lambda _: left)
-    text = no_space(str(tmp_path / "none" / "file"))
-    assert text.startswith(words)
-    assert f" {tmp_path}" in text
 
 
 def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:

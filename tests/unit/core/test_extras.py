@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.core.extras import pip_install
+from pytest_nixl.core.extras import own_version, pip_install
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,9 +32,24 @@ def test_command_names_every_package_of_the_extra_and_not_this_one(extra: str) -
     assert all(name in command for name in names), command
 
 
+def test_only_packages_of_the_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [
+        "scipy>=1; extra == 'compare'",
+        "x; extra == 'other'",
+        'y[z]>2 ; python_version > "3" and extra=="compare"',
+    ]
+    listed += ["compare", "z; my_extra == 'compare'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: listed if name == "pytest-nixl" else None)
+    assert pip_install("compare") == "pip install 'scipy>=1' 'y[z]>2'"
+
+
 def test_without_metadata_the_extra_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", absent)
     assert pip_install("compare") == "pip install 'pytest-nixl[compare]'"
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert own_version() == "from a clone"
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"1.0 of {name}")
+    assert own_version() == "1.0 of pytest-nixl"

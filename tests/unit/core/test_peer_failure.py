@@ -22,23 +22,42 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_fault, "ask_addresses", lambda: {"lo": ["127.0.0.1/8"], "ens5": ["10.0.0.2/24"]})
 
 
+NOTICES = "NIXL needs a transport that notices a failed peer"
+DEVICES = (
+    "{}unset UCX_NET_DEVICES, or set it to devices that are here, with a TCP device among them "
+    f"(`export UCX_NET_DEVICES={{}}`): {NOTICES}"
+)
+TLS = f"add tcp to UCX_TLS, or unset UCX_TLS: {NOTICES}"
+INTERFACE = f"bring up a network interface with an address: {NOTICES}, such as TCP"
+
+
 @pytest.mark.parametrize(
-    ("log", "devices", "value"),
+    ("log", "environ", "remedy"),
     [
-        (FIRST + SELECT, "mlx5_7:1", "eth0"),
-        (TWO + SELECT, "mlx5_7:1,mlx5_0:1,mlx5_8:1", "mlx5_0:1,eth0"),
-        (SELECT, "mlx5_0:1", "mlx5_0:1,ens5"),  # all devices are there, and none has a transport that UCX may use
+        (FIRST + SELECT, {"UCX_NET_DEVICES": "mlx5_7:1"}, DEVICES.format("this host has no mlx5_7:1: ", "eth0")),
+        (
+            TWO + SELECT,
+            {"UCX_NET_DEVICES": "mlx5_7:1,mlx5_0:1,mlx5_8:1", "UCX_TLS": "rc"},
+            DEVICES.format("this host has no mlx5_7:1, mlx5_8:1: ", "mlx5_0:1,eth0"),
+        ),
+        # All devices are there, and none has a transport that UCX may use.
+        (SELECT, {"UCX_NET_DEVICES": "mlx5_0:1"}, DEVICES.format("", "mlx5_0:1,ens5")),
+        (SELECT, {"UCX_NET_DEVICES": "ens5"}, DEVICES.format("", "ens5,lo")),
+        (FIRST.replace("'mlx5_7:1' ", " ") + SELECT, {"UCX_NET_DEVICES": "eth0"}, DEVICES.format("", "eth0,ens5")),
+        (
+            FIRST.replace("'eth0'(tcp)", "''(tcp), 'x'(tcp") + SELECT,
+            {"UCX_NET_DEVICES": "mlx5_7:1,$x"},
+            DEVICES.format("this host has no mlx5_7:1: ", "'$x,ens5'"),
+        ),
+        (SELECT, {"UCX_TLS": "cma,posix", "UCX_NET_DEVICES": "all"}, TLS),
+        (SELECT, {"UCX_TLS": "cma", "UCX_NET_DEVICES": ""}, TLS),
+        (SELECT, {"UCX_TLS": "all"}, INTERFACE),
+        (SELECT, {"UCX_TLS": ""}, INTERFACE),
+        (SELECT, {}, INTERFACE),
+        (FIRST, {"UCX_NET_DEVICES": "mlx5_7:1"}, ""),
     ],
 )
-def test_remedy_adds_a_tcp_device_and_keeps_the_devices_that_are_there(log: str, devices: str, value: str) -> None:
-    remedy = peer_failure_remedy(log, {"UCX_NET_DEVICES": devices})
-    assert f"`export UCX_NET_DEVICES={value}`" in remedy
-    assert ("this host has no mlx5_7:1" in remedy) is ("mlx5_7:1" in devices)
-
-
-def test_remedy_adds_tcp_to_a_list_of_transports_without_it() -> None:
-    assert "add tcp to UCX_TLS" in peer_failure_remedy(SELECT, {"UCX_TLS": "cma,posix"})
-
-
-def test_other_errors_have_no_remedy_of_this_kind() -> None:
-    assert peer_failure_remedy(FIRST, {"UCX_NET_DEVICES": "mlx5_7:1"}) == ""
+def test_without_a_transport_that_notices_a_failed_peer_the_settings_are_corrected(
+    log: str, environ: dict[str, str], remedy: str
+) -> None:
+    assert peer_failure_remedy(log, environ) == remedy

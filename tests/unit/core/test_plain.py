@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from pytest_nixl.core.plain import from_plain, to_plain
+from pytest_nixl.core.plain import from_plain, to_plain, written_as_text
+from pytest_nixl.core.strict import TEXTS
 
 
 class Colour(Enum):
@@ -48,6 +50,14 @@ def test_an_object_becomes_plain_data_and_is_restored() -> None:
     assert to_plain(WHOLE) == PLAIN
     assert from_plain(Whole, PLAIN) == from_plain(Whole, PLAIN, exact=True) == WHOLE
     assert to_plain(Part("a", float("nan"))) == {"name": "a", "size": None}
+
+
+def test_an_object_that_is_written_as_text_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_nixl.core.plain.TEXTS", texts := dict(TEXTS))
+    monkeypatch.setattr("pytest_nixl.core.strict.TEXTS", texts)
+    written_as_text(Fraction, Fraction)
+    assert to_plain({"half": [Fraction(1, 2)]}) == {"half": ["1/2"]}
+    assert from_plain(list[Fraction], ["1/2", "3"]) == [Fraction(1, 2), Fraction(3)]
 
 
 def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -> None:

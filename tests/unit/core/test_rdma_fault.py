@@ -64,7 +64,7 @@ def test_transports_that_cannot_carry_nixl_are_named(text: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, *({"UCX_TLS": text} for text in ("tcp,posix", "all", "\\rc_x", "srd", "rc:aux,ud", "^posix", "^tcp"))],
+    [{}, *({"UCX_TLS": text} for text in ("tcp,posix", "all", "\\rc_x", "srd", "gga", "rc:aux,ud", "^posix", "^tcp"))],
 )
 def test_transports_that_can_carry_nixl_are_no_fault(environ: dict[str, str], tmp_path: Path) -> None:
     assert transport_fault(environ, host(tmp_path)) == ""
@@ -114,11 +114,38 @@ def test_the_fault_of_an_rdma_device_has_its_remedy(
     assert rdma_fault({**RC, **environ}, host(tmp_path, changes)) == fault
 
 
+LOCAL = "fe80:0000:0000:0000:0000:0000:0000:0001"
+ONLY_LOCAL = (f"rxe0's port 1 has only a link-local GID ({LOCAL}): lo has no address", NO_ADDRESS.format("lo"))
+
+
+@pytest.mark.parametrize(
+    ("gids", "addresses", "fault"),
+    [
+        ((LOCAL, LOCAL), {"eth0": ["10.0.0.1/8"]}, ONLY_LOCAL),
+        ((LOCAL,), {"lo": ["127.0.0.1/8"]}, NOTHING),
+        ((LOCAL, GID), {}, NOTHING),
+    ],
+)
+def test_a_port_with_only_link_local_addresses_needs_one_for_its_interface(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gids: tuple[str, ...],
+    addresses: dict[str, list[str]],
+    fault: tuple[str, str],
+) -> None:
+    monkeypatch.setattr("pytest_nixl.core.rdma_fault.ask_addresses", lambda: addresses)
+    files: dict[str, str | None] = {f"{PORT}/gids/{number}": gid for number, gid in enumerate(gids, 1)}
+    root = host(tmp_path, {**files, f"{PORT}/gid_attrs/ndevs/1": "lo"})
+    assert rdma_fault(RC, root) == fault
+
+
 @pytest.mark.parametrize(
     ("limit", "capabilities", "fault"),
     [
         (8 << 20, "0",
          ("this process may lock only 8192 KiB of memory, and RDMA locks what it registers", MEMLOCK_REMEDY)),
+        ((8 << 20) - 1, " ",
+         ("this process may lock only 8191 KiB of memory, and RDMA locks what it registers", MEMLOCK_REMEDY)),
         (8 << 20, f"{1 << 14:x}", NOTHING),
         (16 << 20, "0", NOTHING),
         (resource.RLIM_INFINITY, "0", NOTHING),
@@ -128,7 +155,7 @@ def test_a_process_that_may_lock_too_little_memory_needs_a_capability(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, capabilities: str, fault: tuple[str, str]
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    root = host(tmp_path, {"proc/self/status": f"CapPrm:\tffff\nCapEff:\t{capabilities}"})
+    root = host(tmp_path, {"proc/self/status": f"NoCapEff:\tffff\nCapEff:\t{capabilities}"})
     assert rdma_fault(RC, root) == fault
 
 
@@ -146,7 +173,8 @@ def test_what_a_process_wrote_names_refused_locks_and_a_failed_device() -> None:
     assert refused_locks(99 * line.format(8) + line.format(64)) == expected
     assert refused_locks(99 * line.format(64)) == ""
     fatal = "[a:1] rc_mlx5.c:9 Fatal: send completion with error on mlx5_0/1: Work Request Flushed Error"
-    assert (failed_device(fatal), failed_device("Fatal: no")) == ("mlx5_0", "")
+    unnamed = fatal.replace("mlx5_0", "")
+    assert [failed_device(text) for text in (fatal, "Fatal: no", unnamed)] == ["mlx5_0", "", ""]
 
 
 @pytest.fixture
@@ -205,3 +233,10 @@ def test_a_host_with_a_gpu_needs_a_transport_for_its_memory(guest: Path, tmp_pat
         assert cuda_fault(environ, str(guest)) == NOTHING
     assert cuda_fault({"UCX_TLS": "rc"}, str(guest / "empty")) == NOTHING
     assert (over_tcp(str(guest)), over_tcp(str(guest / "empty"))) == ("tcp,cuda_copy", "tcp")
+    for name, other in (("vendor", "0x1002"), ("class", "0x068000")):
+        texts = {path: path.read_text() for path in guest.glob(f"sys/devices/**/{name}")}
+        for path in texts:
+            path.write_text(other)
+        assert over_tcp(str(guest)) == "tcp"
+        for path, text in texts.items():
+            path.write_text(text)

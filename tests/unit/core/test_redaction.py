@@ -84,6 +84,8 @@ SHAPES = (
     "/object?sig=Sw0rdfish-1",
     "/object?x-amz-date=Sw0rdfish-1",
     "credential=Sw0rdfish-1",
+    "AUTH=Sw0rdfish-1",
+    "curl --proxy-user me:Sw0rdfish-1 h",
     # Python's regular expressions take the long s for an s.
     "pa\u017f\u017fword=Sw0rdfish-1",
     "NIXL_APITOKEN=Sw0rdfish-1",
@@ -149,13 +151,15 @@ def test_many_beginnings_of_secrets_take_time_that_grows_with_the_length(repeate
     assert seconds(1 << 13) < 24 * seconds(1 << 10) + 0.1
 
 
-@pytest.mark.parametrize("name", ["NIXL_APITOKEN", "NIXL_DBPASSWORD", "NIXL_SECRETKEY", "nixl_authtokens"])
-def test_a_word_of_a_secret_counts_at_the_end_of_another_word(name: str) -> None:
-    assert redact_value(name, "Sw0rdfish-1") == HIDDEN
+ORDINARY = """
+    UCX_RC_VERBS_PKEY X_RKEYS X_LKEY BYPASS COMPASS UCX_TLS UCX_KEEPALIVE_INTERVAL PWD OLDPWD USER FI_MR_CACHE_MONITOR
+    NIXL_PLUGIN_DIR
+"""
 
 
-def test_the_keys_of_rdma_are_not_secret() -> None:
-    assert redact_value("UCX_RC_VERBS_PKEY", "0x8001") == "0x8001"
+@pytest.mark.parametrize("name", ORDINARY.split())
+def test_a_variable_whose_name_only_resembles_a_secret_is_shown(name: str) -> None:
+    assert redact_value(name, "Sw0rdfish-1") == "Sw0rdfish-1"
 
 
 def test_a_variable_is_recorded_if_its_name_is_known_or_its_value_is_a_number_or_a_switch() -> None:
@@ -191,6 +195,8 @@ def test_a_secret_of_an_option_is_hidden_wherever_it_comes_again() -> None:
     ("variables", "secrets"),
     [
         ({"ETCDCTL_USER": "bob:Sw0rd/fish"}, ["bob:Sw0rd/fish", "Sw0rd/fish"]),
+        ({"ETCDCTL_USER": "bob:Sw0rd:fish"}, ["bob:Sw0rd:fish", "Sw0rd:fish"]),
+        ({"ETCD": "http://bob:Sw0rd:fish@a:1"}, ["bob:Sw0rd:fish", "Sw0rd:fish"]),
         ({"ETCD": "http://bob:Sw0rd%2Ffish@a:1"}, ["bob:Sw0rd%2Ffish", "Sw0rd%2Ffish", "Sw0rd/fish"]),
         ({"ETCD": "http://Sw0rd%2Ffish@a:1"}, ["Sw0rd%2Ffish", "Sw0rd/fish"]),
         ({"ETCD": "http://bob:Sw0rdfish@a:1,http://eve:Dogf1sh@b:1"}, ["Sw0rdfish", "Dogf1sh"]),

@@ -32,7 +32,10 @@ def test_a_random_secret_leaves_no_place_of_a_record(around: str, secret: Callab
 
 
 NAMES = ("DB_CREDS", "NIXL_CRED", "DB_PW", "UNLOCK_PASSCODE", "WALLET_SEED", "SSHPASS", "DBPASS", "SENTRY_DSN",
-         "SLACK_WEBHOOK", "SLACK_WEBHOOK_URL", "PGPASSWORD")  # fmt: skip
+         "SLACK_WEBHOOK", "SLACK_WEBHOOK_URL", "PGPASSWORD", "ETCDCTL_PASSWORD", "SLURM_JWT", "api_token",
+         # The word of a secret counts at the end of another word.
+         "NIXL_APITOKEN", "NIXL_DBPASSWORD", "NIXL_SECRETKEY", "nixl_authtokens", "UCX_AUTH", "X_SAS", "X_PAT",
+         "X_COOKIE", "X_SIGNATURE", "X_BEARER", "X_AUTHORIZATION", "X_CONNECTION_STRING", "X_USER")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

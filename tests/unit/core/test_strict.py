@@ -21,7 +21,11 @@ from pytest_nixl.cluster.messages import REQUESTS, PeerAnswer, PeerRequest, chec
 from pytest_nixl.core.strict import (
     Every,
     Number,
+    OneOf,
+    RefTo,
+    Restored,
     StrictError,
+    Text,
     check,
     error_text,
     escape,
@@ -30,7 +34,7 @@ from pytest_nixl.core.strict import (
     printable,
     unpack,
 )
-from pytest_nixl.core.wire import decode
+from pytest_nixl.core.wire import Ref, decode
 from pytest_nixl.etcd.transaction import KeyValue
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes import worker_process
@@ -210,6 +214,67 @@ def test_brackets_inside_strings_do_not_count_as_nesting() -> None:
     wide = json.dumps([[number] for number in range(5000)]).encode()
     assert len(loads(wide)) == 5000
     check(Every(Every(Number(whole=True))), loads(wide))
+
+
+EXACT = {"a": int, "b?": str}
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "reason"),
+    [
+        *((Number(1, 9), value, f"it is {value}: expected a number from 1 to 9") for value in (0, 9.5, True)),
+        (Number(1, 9, whole=True), 1.5, "it is 1.5: expected an integer from 1 to 9"),
+        *((Text(3), value, f"it is {value!r}: expected a text of at most 3 characters") for value in ("abcd", 3)),
+        (Text(9, "[a-z]+"), "aB", "it is 'aB': expected a text that matches [a-z]+"),
+        (OneOf((None, Text(1))), "ab", "it is 'ab': expected a text of at most 1 characters"),
+        (Every(int, 2), [1, 2, 3], "it has 3 items: expected at most 2"),
+        (Every(int), {"a": 1}, "it is an object of 1: expected a list"),
+        (Every(int, keys=True), [1], "it is a list of 1: expected an object"),
+        (Every(int, keys=True), {"a": "b"}, "it['a'] is 'b': expected int"),
+        (RefTo("x"), Ref(1, "y"), "it is Ref(number=1, kind='y'): expected a reference to an object of kind 'x'"),
+        ((int, str), [1], "it is a list of 1: expected a list of 2"),
+        ((int, str), [1, 2], "it[1] is 2: expected str"),
+        (EXACT, {"b": "x"}, "it has no field 'a'"),
+        (EXACT, {"a": 1, "c": 2}, "it has an unknown field 'c'"),
+        (EXACT, [], "it is a list of 0: expected an object"),
+        ({"a": {"b": int}}, {"a": {"b": "x"}}, "a.b is 'x': expected int"),
+        ({"*": int}, {"x y": "z"}, "'x y' is 'z': expected int"),
+        ({"*": int}, {61 * "x": "z"}, f"{60 * 'x'!r}… is 'z': expected int"),
+        (int | None, "x", "it is 'x': expected int or null"),
+        (float | None, True, "it is True: expected float or null"),
+        (None, 1, "it is 1: expected null"),
+        (int, 61 * "x", f"it is {60 * 'x'!r}…: expected int"),
+        (int, 1 / 3, "it is 0.3333333333333333: expected int"),
+    ],
+)
+def test_a_value_of_another_form_is_named_by_its_path(form: Any, value: Any, reason: str) -> None:
+    with pytest.raises(StrictError) as refused:
+        check(form, value)
+    assert str(refused.value) == reason
+    with pytest.raises(StrictError) as refused:
+        check({"part": form}, {"part": value}, "value")
+    text = reason.removeprefix("it")
+    assert str(refused.value) == f"value.part{'' if text != reason else '.'}{text}"
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "expected"),
+    [
+        (Number(1, 9), 9, 9),
+        (float | None, 3, 3.0),
+        (float, 3, 3.0),
+        (int | None, None, None),
+        (OneOf((None, Text(2))), "ab", "ab"),
+        (EXACT, {"a": 1, "b": "x"}, {"a": 1, "b": "x"}),
+        ({"a": int, "*": str}, {"a": 1, "c": "x"}, {"a": 1, "c": "x"}),
+        (Every(float, 2), [1, 2.5], [1.0, 2.5]),
+        (Restored((int, int), tuple), [1, 2], (1, 2)),
+        (tuple[int, ...], [1, 2], (1, 2)),
+        (Any, {"a": [None]}, {"a": [None]}),
+    ],
+)
+def test_a_value_of_its_form_is_returned(form: Any, value: Any, expected: Any) -> None:
+    assert repr(check(form, value)) == repr(expected)
 
 
 @pytest.mark.parametrize("wrong", [2.0, True, "2", None])

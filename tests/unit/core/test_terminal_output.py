@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -11,13 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, command, environment, profile
 
-from pytest_nixl.core.resource_limits import shared_memory_fault
-from pytest_nixl.host import system
 from pytest_nixl.store.store import Store
 
 CHECK = """
@@ -182,7 +178,7 @@ NO_SHM = (
     ("mounts", "message"),
     [
         (READ_ONLY_SHM, "it is mounted read-only"),
-        # test_shared_memory_that_is_absent_is_a_fact_with_its_reason has the fact that the check reads.
+        # test_shared_memory_is_a_fact_or_has_a_reason has the fact that the check reads.
         pytest.param(NO_SHM, "No such file or directory", marks=pytest.mark.whole),
     ],
     ids=["read-only", "absent"],
@@ -196,13 +192,6 @@ def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, 
     assert f"/dev/shm cannot be used: {message}" in (tmp_path / "r.html").read_text()
 
 
-def test_shared_memory_that_is_absent_is_a_fact_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer of the kernel is a double: no other process may lose its /dev/shm."""
-    absent = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/dev/shm")
-    monkeypatch.setattr(os, "statvfs", Mock(side_effect=absent))
-    assert system._ask_shm() == {"why": "No such file or directory"}
-
-
 @pytest.mark.long
 def test_a_row_on_read_only_shared_memory_names_the_shared_memory(inside: Inside) -> None:
     done = inside(READ_ONLY_SHM, *command(*ROW))
@@ -210,9 +199,3 @@ def test_a_row_on_read_only_shared_memory_names_the_shared_memory(inside: Inside
     # The agents of both ranks are created at the same time, so either rank may be the first that fails.
     assert re.search(r"\(NIXL_ERR_BACKEND: /dev/shm is mounted read-only\) in rank [01] ", done.stdout), done.stdout
     assert "    remedy: mount it: `mount -t tmpfs -o rw tmpfs /dev/shm`" in done.stdout
-
-
-def test_working_shared_memory_is_not_reported_as_a_cause(tmp_path: Path) -> None:
-    assert shared_memory_fault() == ""
-    assert shared_memory_fault(str(tmp_path)) == ""
-    assert shared_memory_fault(str(tmp_path / "none")) == f"{tmp_path}/none cannot be used (No such file or directory)"

@@ -36,7 +36,7 @@ def time_in_seconds(text: str) -> float:
     ],
 )  # fmt: skip
 def test_a_whole_number_is_read(read: Callable[[str], object], values: Mapping[str, object]) -> None:
-    assert {text: read(text) for text in values} == values
+    assert {text: repr(read(text)) for text in values} == {text: repr(value) for text, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ RATE, TIME = f": expected {forms.RATE_FORM}", f": expected {forms.TIME_FORM}"
     [
         (units.parse_size, {
             **{text: f"{text!r} is not a size" for text in (
-                "", "KiB", "-4KiB", "1e6", "0x10", ".5MiB", "4KiB 8KiB", "٤KiB", 400 * "9")},
+                "", "KiB", "-4KiB", "1.KiB", "1e6", "0x10", ".5MiB", "4KiB 8KiB", "٤KiB", 400 * "9")},
             "4XiB": "'4XiB' has the unknown unit 'XiB'", "4KiB/s": "'4KiB/s' has the unknown unit 'KiB/s'",
             **{text: f"{text!r} is not a whole number of bytes above zero" for text in ("0", "0KiB", "1.5", "0.3KiB")},
         }, SIZE),

@@ -58,6 +58,7 @@ def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[i
         ("GPU-cc33,GPU-cc", []),
         ("MIG-GPU-dd44/1/0", [3]),
         ("MIG-GPU-dd44/1/0,MIG-GPU-ee55/1/0", [3]),
+        ("MIG-/1/0", [None]),
         ("MIG-3f2b8a1e-0c44-5a8f-9a2f-0b5f0c4d9b11", [None]),
     ],
 )
@@ -65,30 +66,34 @@ def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, visible_indice
     assert indices(gpus, text) == visible_indices
 
 
+ENDS = "shows {} of this host's 8 GPUs: the list ends at {}, which matches no GPU"
+
+
 @pytest.mark.parametrize(
-    ("text", "values"),
+    ("text", "reason"),
     [
-        ("", ("CUDA_VISIBLE_DEVICES", "empty")),
-        ("-1", ("CUDA_VISIBLE_DEVICES=-1 ", "0 of", "8 GPUs", "'-1'")),
-        ("0,1", ("CUDA_VISIBLE_DEVICES=0,1 ", "2 of", "8 GPUs")),
-        ("0,1,2,3,4,5,6,7,8", ("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8 ", "8 of", "8 GPUs", "'8'")),
-        ("1,1", ("CUDA_VISIBLE_DEVICES=1,1 ", "twice (1)")),
-        ("MIG-GPU-dd44/1/0,2", ("CUDA_VISIBLE_DEVICES=MIG-GPU-dd44/1/0 ", "MIG instance")),
+        ("", " is empty: CUDA shows no GPU"),
+        ("-1", f"=-1 {ENDS.format(0, repr('-1'))}"),
+        ("0,1", "=0,1 shows 2 of this host's 8 GPUs"),
+        ("GPU-aa11, GPU-9,1", f"=GPU-aa11, GPU-9,1 {ENDS.format(1, repr('GPU-9'))}"),
+        ("0,1,2,3,4,5,6,7, 8", f"=0,1,2,3,4,5,6,7, 8 {ENDS.format(8, repr('8'))}"),
+        ("1, 1", "=1, 1 names one GPU twice (1), so CUDA shows no GPU"),
+        ("MIG-GPU-dd44/1/0 ,2", "=MIG-GPU-dd44/1/0 names a MIG instance, and CUDA shows only that"),
+        ("0,1,2,3,4,5,6,7", None),
     ],
 )
-def test_reason_names_the_hidden_gpus(gpus: tuple[GpuFacts, ...], text: str, values: tuple[str, ...]) -> None:
-    reason = visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why
-    assert [value for value in values if value not in reason] == [], reason
-
-
-def test_reason_is_empty_if_no_gpu_is_hidden(gpus: tuple[GpuFacts, ...]) -> None:
-    assert visible(gpus, {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}).why == ""
+def test_reason_names_the_hidden_gpus(gpus: tuple[GpuFacts, ...], text: str, reason: str | None) -> None:
+    expected = "" if reason is None else f"CUDA_VISIBLE_DEVICES{reason}"
+    assert visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why == expected
 
 
 def test_gpus_of_several_models_are_numbered_by_pci_address_only_on_request(gpus: tuple[GpuFacts, ...]) -> None:
     mixed = (replace(gpus[0], name="NVIDIA T4"), *gpus[1:3])
     assert indices(mixed, None) == [None] * 3
-    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in visible(mixed, {}).why
+    reason = "this host's GPUs are of different models, which CUDA numbers by speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    assert [visible(gpus_of_host, {}).why for gpus_of_host in (mixed, gpus[:3])] == [reason, ""]
+    assert visible(mixed, {"CUDA_VISIBLE_DEVICES": "2,1,0"}).why == reason
+    assert indices((replace(gpus[0], pci="0000:ff:00.0"), *gpus[1:3]), None) == [1, 2, 0]
     assert indices(mixed, "1") == [None]
     assert indices(mixed, None, CUDA_DEVICE_ORDER="PCI_BUS_ID") == [0, 1, 2]
     assert indices(mixed, "1", CUDA_DEVICE_ORDER="PCI_BUS_ID") == [1]

@@ -64,6 +64,9 @@ def test_every_part_of_every_bundle_is_read(tmp_path: Path) -> None:
     nothing = struct.pack("<IHHQ", 0xBA55ED50, 1, 0, 0)
     path = library(tmp_path / "more.so", bundle() + nothing + first)
     assert device_code(path) == DeviceCode(path, (80, 90), ())
+    unaligned = (bytes(4) + bundle(part(CUBIN, 75))).ljust(1 << 8, b"\0")
+    path = library(tmp_path / "unaligned.so", unaligned + first)
+    assert device_code(path) == DeviceCode(path, (80, 90), ())
 
 
 def test_damaged_code_ends(tmp_path: Path) -> None:
@@ -114,6 +117,8 @@ def test_code_runs_on(cubins: tuple[int, ...], ptx: tuple[int, ...], gpu: int, r
         ("NVIDIA GB300", 103),
         ("h200", 90),
         ("Tesla V100-SXM2-16GB", 70),
+        ("Tesla T4", 75),
+        ("NVIDIA RTX 6000 Ada Generation", 89),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120),
         ("Some GPU", None),
         ("", None),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-from pytest_nixl.host.elf import Elf, find, missing, read_elf
+from pytest_nixl.host.elf import Elf, find, loader_cache, missing, read_elf
 
 
 def _needs_versions(path: Path) -> bool:
@@ -57,12 +58,35 @@ def test_the_segments_say_the_same_as_the_sections(path: Path) -> None:
     assert expected
 
 
-def test_libc_defines_versions() -> None:
+def test_libc_defines_versions(tmp_path: Path) -> None:
     path = find("libc.so.6", (), {})
     assert path is not None
     libc = read_elf(path)
     assert libc.soname == "libc.so.6"
     assert "GLIBC_2.17" in libc.defined
+    assert read(tmp_path / "renamed.so", Path(path).read_bytes()) == replace(libc, path=f"{tmp_path}/renamed.so")
+
+
+LISTED = """3 libs found in cache `/etc/ld.so.cache'
+\tlibx.so.1 (libc6,x86-64, hwcap: "x86-64-v3") => /fast/libx.so.1
+\tlibx.so.1 (libc6,x86-64) => /usr/with space/libx.so.1
+\tliby.so (libc6) => /usr/lib/liby.so
+a libz.so (libc6) => /usr/lib/libz.so
+\tlibz.so => /usr/lib/libz.so
+\t (libc6) => /usr/lib/unnamed.so
+\tlibz.so (libc6) =>\x20
+"""
+
+
+def test_the_cache_of_the_loader_is_that_of_the_first_ldconfig_that_runs(tmp_path: Path) -> None:
+    fails, lists = tmp_path / "fails", tmp_path / "lists"
+    fails.write_text("#!/bin/sh\necho '\tlibw.so (libc6) => /libw.so'\nexit 1\n")
+    lists.write_text(f"#!/bin/sh\n[ $1 = -p ] && cat <<'END'\n{LISTED}END\n")
+    for program in (fails, lists):
+        program.chmod(0o755)
+    expected = {"libx.so.1": ("/fast/libx.so.1", "/usr/with space/libx.so.1"), "liby.so": ("/usr/lib/liby.so",)}
+    assert loader_cache((str(tmp_path / "none"), str(fails), str(lists), str(fails))) == expected
+    assert loader_cache((str(fails),)) == {}
 
 
 def test_a_library_without_section_headers_is_read(library: ELFFile, tmp_path: Path) -> None:

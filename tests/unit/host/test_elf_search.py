@@ -85,10 +85,10 @@ def test_a_library_is_found_where_the_loader_finds_it(gcc: str, tmp_path: Path, 
 
 def test_a_runpath_replaces_the_rpath_of_one_file(gcc: str, tmp_path: Path) -> None:
     lists = {
-        kind: read_elf(str(build(gcc, tmp_path / kind / "liblist.so", kind, folders="$ORIGIN/x:/y")))
+        kind: read_elf(str(build(gcc, tmp_path / kind / "liblist.so", kind, folders="$ORIGIN/x::/y/../z:${ORIGIN}")))
         for kind in ("RPATH", "RUNPATH", "none")
     }
-    folders = {kind: (f"{tmp_path}/{kind}/x", "/y") for kind in lists}
+    folders = {kind: (f"{tmp_path}/{kind}/x", "/z", f"{tmp_path}/{kind}") for kind in lists}
     assert (lists["RPATH"].rpath, lists["RPATH"].runpath) == (folders["RPATH"], ())
     assert (lists["RUNPATH"].rpath, lists["RUNPATH"].runpath) == ((), folders["RUNPATH"])
     assert (lists["none"].rpath, lists["none"].runpath) == ((), ())

@@ -51,6 +51,15 @@ def test_hidden_value_is_read_as_it_is_and_not_written() -> None:
     assert "Sw0rdfish" not in str(to_plain(environment)) + repr(environment)
 
 
+def test_a_text_hides_what_is_hidden_of_the_variables(tree: Tree) -> None:
+    variables = {"UCX_OF_TOMORROW": "rc,Sw0rdfish-1", "NIXL_ANY": "x y", "UCX_TLS": "rc,sm"}
+    environment = read_environment(FactsRoot(), {**variables, "ETCDCTL_USER": "me:Dogf1sh"})
+    text = " ".join(f"{name}={value}" for name, value in variables.items())
+    shown = "UCX_OF_TOMORROW=*** NIXL_ANY=*** UCX_TLS=rc,sm; *** token=***"
+    assert environment.hide(f"{text}; Dogf1sh token=Sw0rdfish-1") == shown
+    assert read_tree(tree).environment.hide(text) == text
+
+
 STEERING = """
     UCX_X NIXL_X NIXLBENCH_X XFERBENCH_X FI_X OFI_X RDMAV_X IBV_X MLX5_X EFA_X NCCL_X GDRCOPY_X ETCD_X ETCDCTL_X
     PYTEST_NIXL_X NVIDIA_X CUDA_X SGLANG_DISAGGREGATION_X TRTLLM_NIXL_X RAY_NIXL_X MX_NIXL_X DYN_KVBM_NIXL_X GRPC_X

@@ -24,11 +24,9 @@ from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.cli.facts import markdown
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.core.redaction import hider, is_secret
+from pytest_nixl.core.redaction import hider
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import ANSWERS_FOLDER, Fact, FactsRoot
-from pytest_nixl.host.software import library, ucx_warnings, unused_variables
-from pytest_nixl.host.ucx_rdma import other_abi
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import close_supervisor
@@ -234,43 +232,6 @@ def test_check_of_a_missing_record_is_unknown(tmp_path: Path) -> None:
     assert {judged[id].verdict for id in ("nixl-loads", "backend-loads", "shm", "etcd-answers")} == {Verdict.UNKNOWN}
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("/a/nixl_cu12.libs/libucs-14c218c5.so.0.0.0", "libucs"),
-        ("/usr/lib/libucs.so.0", "libucs"),
-        ("/a/libgrpc++-95c57f84.so.1.73.0", "libgrpc++"),
-        ("/a/libnl-route-3-3ad497a3.so.200.26.0", "libnl-route-3"),
-        ("/a/libetcd-cpp-api-core-ca3e2c47.so", "libetcd-cpp-api-core"),
-        ("/a/libplugin_UCX.so", "libplugin_UCX"),
-    ],
-)
-def test_library_is_named_without_hash_and_version(path: str, name: str) -> None:
-    assert library(path).name == name
-
-
-def test_warning_of_ucx_about_unused_variables_is_parsed() -> None:
-    log = "[1.5] [vm:3 :0]  parser.c:2578 UCX  WARN  unused environment variables: UCX_A; UCX_TLSS (maybe: UCX_TLS?)\n"
-    assert unused_variables(log) == {"UCX_A": "", "UCX_TLSS": "UCX_TLS"}
-    said = (" WARN  it is slow", " ERROR no device  ", " WARN  it is slow", " INFO  well")
-    log += "".join(f"[1.5] [vm:3 :0]  ib.c:25 UCX {words}\n" for words in said)
-    assert ucx_warnings(log) == ["it is slow", "no device"]
-
-
-def test_what_libibverbs_says_of_each_device_is_read() -> None:
-    text = "Driver {} does not support the kernel ABI of 3 (supports 1 to 1)"
-    log = "".join(
-        f"{start} {text.format(name)} for device {device}\n"
-        for start, name, device in (
-            ("libibverbs: Warning:", "efa", "/sys/class/infiniband_verbs/uverbs0"),
-            ("libibverbs: Warning:", "mlx5", "/sys/class/infiniband_verbs/uverbs1"),
-            ("libibverbs: Warning:", "mlx5", "/"),
-            ("another: Warning:", "mlx5", "/sys/class/infiniband_verbs/uverbs2"),
-        )
-    )
-    assert other_abi(log) == {"uverbs0": text.format("efa"), "uverbs1": text.format("mlx5")}
-
-
 @pytest.mark.long
 def test_command_reports_namespaces_that_differ_in_a_slash(tmp_path: Path) -> None:
     for number, namespace in enumerate(("/nixl/agents", "/nixl/agents/")):
@@ -458,15 +419,3 @@ def test_no_secret_is_in_the_files_of_a_run(tmp_path: Path) -> None:
     assert found_in(done.stdout + done.stderr) == []
     assert found_in((tmp_path / "junit.xml").read_text()) == []
     assert not (tmp_path / "benchmark.json").exists() or found_in((tmp_path / "benchmark.json").read_text()) == []
-
-
-@pytest.mark.parametrize(
-    "name", ["ETCDCTL_PASSWORD", "NIXL_OBJ_SECRET_KEY", "UCX_AUTH_TOKEN", "SLURM_JWT", "api_token"]
-)
-def test_names_of_secrets(name: str) -> None:
-    assert is_secret(name)
-
-
-@pytest.mark.parametrize("name", ["UCX_TLS", "UCX_KEEPALIVE_INTERVAL", "FI_MR_CACHE_MONITOR", "NIXL_PLUGIN_DIR", "PWD"])
-def test_names_of_variables_without_secrets(name: str) -> None:
-    assert not is_secret(name)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from helpers import gpu_standin
+from helpers.double_libraries import build, in_a_child
 
-from pytest_nixl.host import gpu
+from pytest_nixl.host import driver_questions, gpu
 from pytest_nixl.host.driver_questions import pci_address
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
 from pytest_nixl.nixl.backends.driver_standin import real_driver
@@ -76,33 +77,9 @@ def test_every_gpu_is_read_from_nvml(answer: dict[str, Any]) -> None:
     assert answer["gpus"] == [good, {**good, **bad}]
 
 
-def test_every_pair_of_gpus_is_read_from_nvml(answer: dict[str, Any]) -> None:
-    assert answer["pairs"] == [
-        {"one": 0, "other": 1, "status": "the chipset does not support it"},
-        {"one": 1, "other": 0, "status": "ok"},
-    ]
-
-
-def test_missing_library_of_nvml_is_reported() -> None:
-    if Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has an NVIDIA driver, and so has NVML's library")
-    assert ask() == {"why": "NVML (libnvidia-ml.so.1) was not found"}
-
-
 def test_library_of_another_driver_is_reported(library: dict[str, str]) -> None:
     error = "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."
     assert ask(**library, STANDIN_NVML="18") == {"why": error}
-
-
-@pytest.mark.parametrize(
-    ("question", "variable", "subject"),
-    [(ASK_NVML, "STANDIN_NVML_HANGS", "NVML"), (ASK_CUDA, "STANDIN_CUDA_HANGS", "the CUDA driver")],
-)
-def test_library_that_never_returns_is_left_after_the_limit(
-    question: str, variable: str, subject: str, library: dict[str, str]
-) -> None:
-    answer = ask(question, "asked.LIMIT_SECONDS = 1.0", **library, **{variable: "1"})
-    assert answer["why"] == f"{subject} does not answer: no answer within 1 s"
 
 
 def test_answer_that_came_in_time_is_read_after_the_limit(library: dict[str, str]) -> None:
@@ -110,10 +87,31 @@ def test_answer_that_came_in_time_is_read_after_the_limit(library: dict[str, str
     assert ask(late, "asked.LIMIT_SECONDS = 0.0", **library)["init"] == 0
 
 
-def test_packages_are_found_where_this_process_finds_them(tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text("raise ImportError")
-    answer = ask(change=f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
-    assert answer == {"why": "NVML's Python package is not installed: run `pip install nvidia-ml-py`"}
+@pytest.mark.parametrize(
+    ("package", "reason"),
+    [
+        ("raise ImportError", "NVML's Python package is not installed: run `pip install nvidia-ml-py`"),
+        ("import os; os._exit(3)", "NVML does not answer: the process that asked it failed (exit status 3)"),
+        ("print(1); raise SystemExit('a\\nb')", "NVML does not answer: the process that asked it failed (b)"),
+        ("raise SystemExit(0)", "NVML does not answer: the process that asked it failed (exit status 0)"),
+        ("while True: pass", "NVML does not answer: no answer within 0.5 s"),
+    ],
+    ids=["absent", "ends", "fails", "says nothing", "hangs"],
+)
+def test_a_process_that_asks_finds_what_this_one_finds_and_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, reason: str
+) -> None:
+    """The package is a double, because no library of NVML ends a process at will."""
+    (tmp_path / "pynvml.py").write_text(package)
+    monkeypatch.setattr(driver_questions, "LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = set(children.read_text().split())
+    question = driver_questions.DriverQuestion(driver_questions.NVML)
+    assert len(set(children.read_text().split()) - before) == 1
+    assert question.answer() == {"why": reason}
+    assert question.end()
+    assert set(children.read_text().split()) <= before
 
 
 FIRST = {"uuid": "GPU-10101010-1010-1010-1010-101010101010", "pci": "0000:1a:00.0"}
@@ -147,11 +145,48 @@ def test_variable_that_hides_every_gpu_is_told_from_a_driver_that_fails(
     assert (answer["init"], answer["without_variable"]) == (100, 100)
 
 
-def test_missing_library_of_the_cuda_driver_is_reported() -> None:
-    if Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has an NVIDIA driver, and so has its library")
-    answer = ask(ASK_CUDA)
-    assert answer["library"].startswith("libcuda.so.1: cannot open shared object file")
+#: Of three devices, the second has no UUID and the third no address.
+DOUBLE = """
+    #include <string.h>
+    int cuInit(unsigned flags) { return INIT; }
+    int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+    int cuDeviceGet(int *device, int number) { *device = 10 + number; return 0; }
+    int cuDeviceGetUuid(char *to, int device) { return device == 11 ? 1 : !memset(to, device, 16); }
+    int cuDeviceGetPCIBusId(char *to, int size, int device) {
+        return device == 12 || size != 32 ? 1 : !strcpy(to, "00000000:1A:00.0");
+    }
+    int cuDeviceGetAttribute(int *value, int attribute, int device) {
+        *value = DMA_BUF;
+        return attribute != 124 || device != 10 || DMA_BUF > 1;
+    }
+"""
+DEVICES = [
+    {"uuid": "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "pci": "0000:1a:00.0"},
+    {"uuid": "", "pci": "0000:1a:00.0"},
+    {"uuid": "GPU-0c0c0c0c-0c0c-0c0c-0c0c-0c0c0c0c0c0c", "pci": ""},
+]
+
+
+@pytest.mark.parametrize(
+    ("init", "count", "dma_buf", "answer"),
+    [
+        (0, 3, 1, {"init": 0, "devices": DEVICES, "dma_buf": True}),
+        (0, 1, 0, {"init": 0, "devices": DEVICES[:1], "dma_buf": False}),
+        (0, 1, 2, {"init": 0, "devices": DEVICES[:1], "dma_buf": None}),
+        (0, 0, 1, {"init": 0, "devices": []}),
+        (100, 3, 1, {"init": 100}),
+    ],
+)
+def test_what_the_cuda_driver_shows_is_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: int, count: int, dma_buf: int, answer: dict[str, Any]
+) -> None:
+    source = DOUBLE.replace("INIT", str(init)).replace("COUNT", str(count)).replace("DMA_BUF", str(dma_buf))
+    [library] = build(tmp_path, {"libcuda-double.so": source})
+    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", library)
+    assert in_a_child([], driver_questions.query_cuda) == answer
+    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", f"{tmp_path}/none")
+    reason = f"{tmp_path}/none: cannot open shared object file: No such file or directory"
+    assert driver_questions.query_cuda() == {"library": reason}
 
 
 def test_library_of_the_cuda_driver_that_a_variable_names_is_asked(library: dict[str, str]) -> None:

@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import platform
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fake_sysfs import Tree
+from helpers.fake_sysfs import Asking, root_of
 
-from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.host.etcd import EtcdFacts, Name, etcdctl_credentials, read_etcd
 from pytest_nixl.host.facts import read_environment, read_ucx_files
-from pytest_nixl.host.gpu import GpuFacts, GpuState, Xid, read_gpus
 from pytest_nixl.host.network import Nic, read_network
-from pytest_nixl.host.nvml import query_confidential, query_state
 from pytest_nixl.host.pci import PciDevice, read_pci
 from pytest_nixl.host.rdma import Port, RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact, FactsRoot
@@ -34,25 +32,11 @@ from pytest_nixl.host.system import (
 Files = Mapping[str, Any]
 SILENT = {"why": "it did not answer"}
 
-
-def root_of(folder: Path, files: Files, **answers: Any) -> FactsRoot:
-    """Write a tree of files; a text that begins with ``->`` is a link. The named questions have these answers."""
-    tree = Tree(folder)
-    folder.mkdir(exist_ok=True)
-    for path, text in files.items():
-        if str(text).startswith("->"):
-            tree.link(path, str(text)[2:])
-        else:
-            tree.write(path, text)
-    for name, value in answers.items():
-        tree.answer(name.replace("_", "-") if name == "storage_queues" else name, value)
-    return FactsRoot(folder)
-
-
 CGROUP, CONF = "/proc/1/cgroup", "/etc/os-release"
 LIMITS, STATUS, MEMORY = "/proc/self/limits", "/proc/self/status", "/proc/meminfo"
 NODES = "/sys/devices/system/node"
 PAGES = "/sys/kernel/mm/hugepages"
+SHM = "statvfs of /dev/shm"
 NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
 
 
@@ -61,7 +45,8 @@ NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
     [
         ("name", {"/proc/sys/kernel/hostname": "node-a"}, Fact("node-a", "/proc/sys/kernel/hostname")),
         ("kernel", {}, Fact(None, "/proc/sys/kernel/osrelease", "it cannot be read")),
-        ("system", {CONF: 'NAME="x"\nPRETTY_NAME="Ubuntu 22"', "/usr/lib/os-release": "y"}, Fact("Ubuntu 22", CONF)),
+        ("system", {CONF: 'MY_PRETTY_NAME=x\nPRETTY_NAME="Ubuntu 22"', "/usr/lib/os-release": "y"},
+         Fact("Ubuntu 22", CONF)),
         ("system", {"/usr/lib/os-release": "PRETTY_NAME=Alpine 3"}, Fact("Alpine 3", "/usr/lib/os-release")),
         ("system", {CONF: "MY_PRETTY_NAME=x"}, Fact(None, CONF, "it has no such line")),
         ("system", {}, Fact(None, CONF, "it cannot be read")),
@@ -79,7 +64,8 @@ NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
         (
             "numa",
             {
-                f"{NODES}/node10/cpulist": "4-7", f"{NODES}/node2/meminfo": "Node 2 MemTotal: 2 kB\nNode 2 MemFree: 1",
+                f"{NODES}/node10/cpulist": "4-7", f"{NODES}/node10/meminfo": "MemTotal:  kB",
+                f"{NODES}/node2/meminfo": "Node 2 MemTotal: 2 kB\nNode 2 MemFree: 1",
                 f"{NODES}/node2/cpulist": "0-3", f"{NODES}/nodex/cpulist": "9", f"{NODES}/possible": "0-1",
             },
             (Numa(2, "0-3", 2048, f"{NODES}/node2"), Numa(10, "4-7", None, f"{NODES}/node10")),
@@ -89,24 +75,27 @@ NO_GROUP = "/.dockerenv, /run/.containerenv, /proc/1/cgroup"
             {
                 f"{PAGES}/hugepages-2048kB/nr_hugepages": 9, f"{PAGES}/hugepages-2048kB/free_hugepages": 4,
                 f"{PAGES}/hugepages-1048576kB/nr_hugepages": 1, f"{PAGES}/hugepages-64kB/free_hugepages": 1,
-                f"{PAGES}/other/nr_hugepages": 1,
+                f"{PAGES}/other/nr_hugepages": 1, f"{PAGES}/hugepages-kB/nr_hugepages": 1,
             },
             (
                 HugePages(2 << 20, 9, 4, f"{PAGES}/hugepages-2048kB"),
                 HugePages(1 << 30, 1, 0, f"{PAGES}/hugepages-1048576kB"),
             ),
         ),
-        ("memlock", {LIMITS: "Max locked memory  65536  unlimited  bytes"},
+        ("memlock", {LIMITS: "No Max locked memory  1  2  bytes\nMax locked memory  65536  unlimited  bytes"},
          Fact(Memlock(65536, None, privileged=False), LIMITS)),
         ("memlock", {LIMITS: "Max x 1 2\nMax locked memory  unlimited  7  bytes", STATUS: "CapEff:\t0000000000004000"},
          Fact(Memlock(None, 7, privileged=True), LIMITS)),
-        ("memlock", {LIMITS: "Max locked memory  1  2  bytes", STATUS: "CapPrm:\t4000\nCapEff:\t000000000000bfff"},
+        ("memlock", {LIMITS: "Max locked memory  1  2  bytes", STATUS: "NoCapEff:\t4000\nCapEff:\t000000000000bfff"},
          Fact(Memlock(1, 2, privileged=False), LIMITS)),
-        ("memlock", {LIMITS: "Max open files  1  2"}, Fact(None, LIMITS, "it has no limit of locked memory")),
+        ("memlock", {LIMITS: "Max locked memory  1  2  bytes", STATUS: "CapEff:\t4000 x\nCapEff:\t"},
+         Fact(Memlock(1, 2, privileged=False), LIMITS)),
+        ("memlock", {LIMITS: "Max locked memory  7  \nMax x  1  2"},
+         Fact(None, LIMITS, "it has no limit of locked memory")),
         ("ptrace_scope", {"/proc/sys/kernel/yama/ptrace_scope": 2}, Fact(2, "/proc/sys/kernel/yama/ptrace_scope")),
         ("ptrace_scope", {"/proc/sys/kernel/yama/ptrace_scope": "x"},
          Fact(None, "/proc/sys/kernel/yama/ptrace_scope", "it cannot be read")),
-        ("shm", {}, Fact(Shm(7, 5), "statvfs of /dev/shm")),
+        ("shm", {}, Fact(Shm(7, 5), SHM)),
         ("architecture", {}, Fact("arm", "uname")),
     ],
 )  # fmt: skip
@@ -118,9 +107,48 @@ def test_a_fact_of_the_host_is_read_from_its_file(name: str, files: Files, expec
 def test_what_the_host_does_not_answer_is_unknown(tmp_path: Path) -> None:
     host = read_host(root_of(tmp_path / "tree", {}, shm=SILENT, machine=SILENT))
     assert (host.shm, host.architecture) == (
-        Fact(None, "statvfs of /dev/shm", "it did not answer"),
+        Fact(None, SHM, "it did not answer"),
         Fact(None, "uname", "it did not answer"),
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (FileNotFoundError(2, "No such file"), Fact[Shm](None, SHM, "No such file")),
+        (SimpleNamespace(f_flag=os.ST_RDONLY), Fact[Shm](None, SHM, "it is mounted read-only")),
+        (SimpleNamespace(f_flag=0, f_frsize=512, f_blocks=8, f_bavail=3), Fact(Shm(4096, 1536), SHM)),
+    ],
+    ids=["absent", "read-only", "writable"],
+)
+def test_shared_memory_is_a_fact_or_has_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, expected: Fact[Shm]
+) -> None:
+    """The answer of the kernel is a double: no other process may lose its /dev/shm."""
+    root_of(tmp_path, {})
+
+    def statvfs(path: str) -> Any:
+        assert path == "/dev/shm"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert read_host(Asking(tmp_path, "shm")).shm == expected
+
+
+def test_the_queues_of_this_host_are_tried_if_their_numbers_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root_of(tmp_path, {})
+    calls = read_storage_queues(Asking(tmp_path, "storage-queues")).calls.value
+    assert calls is not None
+    assert set(calls) == {"io_setup", "io_uring_setup"}
+    assert set(calls.values()) <= {"EFAULT", "EINVAL", "ENOSYS", "EPERM"}
+    monkeypatch.setattr(platform, "machine", lambda: "odd")
+    unknown = read_storage_queues(Asking(tmp_path, "storage-queues")).calls
+    reason = "the numbers of the system calls of odd are not known"
+    assert unknown == Fact(None, "io_setup and io_uring_setup", reason)
 
 
 def test_the_policies_of_cores_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -130,13 +158,15 @@ def test_the_policies_of_cores_are_read_in_the_order_of_their_numbers(tmp_path: 
         f"{place}/policy2/scaling_governor": "powersave", f"{place}/policy2/affected_cpus": "2",
         f"{place}/policy2/scaling_driver": "intel_pstate", f"{place}/policy2/energy_performance_preference": "power",
         f"{place}/policy3/affected_cpus": "3", f"{place}/policyx/scaling_governor": "x",
-        STATUS: "Cpus_allowed:\tff\nCpus_allowed_list:\t0-7\nMems_allowed_list:\t0",
+        f"{place}/policy12/scaling_governor": "performance",
+        STATUS: "NoCpus_allowed_list:\t9\nCpus_allowed_list:\t8 x\nCpus_allowed_list:\t0-7\nMems_allowed_list:\t0",
     }  # fmt: skip
     cores = read_cores(root_of(tmp_path / "tree", files))
     assert cores.allowed == Fact("0-7", STATUS)
     assert cores.policies == (
         FrequencyPolicy("2", "powersave", "intel_pstate", "power", f"{place}/policy2"),
         FrequencyPolicy("10,11", "performance", "", "", f"{place}/policy10"),
+        FrequencyPolicy("", "performance", "", "", f"{place}/policy12"),
     )
 
 
@@ -249,6 +279,7 @@ def test_an_rdma_device_is_read_with_its_ports(tmp_path: Path) -> None:
         ("efa_0", "x", "efa"), ("rxe0", "", "rxe"), ("mana_0", "mana", "mana"), ("bnxt_re0", "bnxt_en", "bnxt_re"),
         ("rocep1s0", "ice", "irdma"), ("rocep1s0", "idpf", "irdma"), ("iwp1s0", "i40e", "irdma"),
         ("qedr0", "qede", "qedr"), ("hns_0", "hns_roce_hw_v2", "hns"), ("hfi1_0", "hfi1", "hfi1verbs"),
+        ("bnxt_re0", "", "bnxt_re"), ("rocep1s0", "irdma", "irdma"),
     ],
 )  # fmt: skip
 def test_the_kind_of_an_rdma_device_is_its_provider(tmp_path: Path, name: str, driver: str, kind: str) -> None:
@@ -277,107 +308,10 @@ def test_devices_of_the_bus_are_gpus_and_cards_with_rdma(
     assert read_pci(root_of(tmp_path / "tree", files)) == expected
 
 
-DRIVER = "/proc/driver/nvidia"
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build"
-NVML_GPU: dict[str, Any] = {
-    "index": 0, "name": "H100", "pci": "0000:47:00.0", "memory": 80, "ecc": True, "uncorrected": 0, "bar1": 128,
-    "persistence": True, "nvlinks": 18, "state": {"slowed": ["hardware slowdown"]},
-}  # fmt: skip
-
-
-def test_the_driver_and_its_gpus_are_read_from_nvml_or_its_files(tmp_path: Path) -> None:
-    information = "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-9a1c\nBus Location: \t x"
-    files: dict[str, Any] = {
-        f"{DRIVER}/version": OPEN, f"{DRIVER}/gpus/0000:47:00.0/information": information,
-        "/sys/bus/pci/devices/0000:47:00.0": f"->{CARD}", f"{CARD}/numa_node": 1, "/sys/module/nv_peer_mem/x": 1,
-        "/sys/module/gdrdrv/x": 1, "/dev/gdrdrv": "", "/tmp/nvidia-mps/control": "",
-    }  # fmt: skip
-    log = {"lines": ["NVRM: Xid (PCI:0000:47:00): 79, it is lost", "NVRM: odd"]}
-    nvml = {"gpus": [NVML_GPU], "driver": "570.1", "cuda": "12.8", "pairs": [], "confidential": True,
-            "unusable": [{"index": 1, "error": "GPU is lost"}]}  # fmt: skip
-    gpus = read_gpus(root_of(tmp_path / "a", files, nvml=nvml, kernel_log=log, dma_buf={"supported": True},
-                             cuda_driver={"init": 0, "node": True, "devices": [], "dma_buf": True}))  # fmt: skip
-    placed: dict[str, Any] = {"path": CARD, "numa": 1, "uuid": "GPU-9a1c"}
-    assert gpus.gpus == (
-        GpuFacts(**{**NVML_GPU, "state": GpuState(slowed=("hardware slowdown",)), "source": "NVML", **placed}),
-    )  # fmt: skip
-    assert (gpus.driver, gpus.open) == (Fact("570.133.20", f"{DRIVER}/version"), Fact(True, f"{DRIVER}/version"))
-    assert (gpus.cuda, gpus.library, gpus.pairs) == (Fact("12.8", "NVML"), Fact("570.1", "NVML"), Fact((), "NVML"))
-    assert gpus.dma_buf == Fact(True, "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)")
-    assert (gpus.peermem, gpus.gdrcopy) == (Fact(True, "/sys/module/nv_peer_mem"), Fact(True, "/dev/gdrdrv"))
-    assert gpus.xids == Fact((Xid(79, "0000:47:00", log["lines"][0]),), "the kernel's log (/dev/kmsg)")
-    assert ([(gpu.index, gpu.error) for gpu in gpus.unusable], gpus.confidential, gpus.mps) == (
-        [(1, "GPU is lost")], True, True,
-    )  # fmt: skip
-    files[f"{DRIVER}/version"] = CLOSED
-    by_proc = read_gpus(
-        root_of(tmp_path / "b", files, nvml=SILENT, kernel_log=SILENT, dma_buf=SILENT, cuda_driver=SILENT)
-    )
-    unknown: dict[str, Any] = dict.fromkeys(("memory", "ecc", "uncorrected", "bar1", "persistence", "nvlinks"))
-    place = f"{DRIVER}/gpus/0000:47:00.0"
-    assert by_proc.gpus == (
-        GpuFacts(index=0, name="NVIDIA H100", pci="0000:47:00.0", source=place, **unknown, **placed),
-    )
-    assert (by_proc.driver, by_proc.open) == (Fact("535.104.05", f"{DRIVER}/version"), Fact(False, f"{DRIVER}/version"))
-    assert (by_proc.cuda, by_proc.library, by_proc.pairs) == (Fact(None, "NVML", "it did not answer"),) * 3
-    assert by_proc.xids == Fact(None, "the kernel's log (/dev/kmsg)", "it did not answer")
-    assert by_proc.cuda_driver.why == "it did not answer"
-
-
-def test_a_host_without_a_driver_says_so(tmp_path: Path) -> None:
-    gpus = read_gpus(root_of(tmp_path / "tree", {"/sys/module/gdrdrv/x": 1}, kernel_log=SILENT))
-    absent = f"no NVIDIA driver is loaded: {DRIVER}/version does not exist"
-    assert (gpus.gpus, gpus.driver, gpus.open, gpus.mps) == (
-        (), Fact(None, f"{DRIVER}/version", absent), Fact(None, f"{DRIVER}/version", absent), False,
-    )  # fmt: skip
-    assert gpus.peermem == Fact(False, "/sys/module/nvidia_peermem")
-    assert gpus.gdrcopy == Fact(False, "/dev/gdrdrv", "gdrdrv is loaded, but this container has no /dev/gdrdrv")
-    assert gpus.cuda == Fact(None, "NVML", NOT_RECORDED)
-
-
-class FakeNvml:
-    """A double of NVML's package, because no driver has these states at will. What is not given, it does not have."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.__dict__.update({name: lambda *_, value=value: value for name, value in answers.items()})
-
-
-def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("answers", "changes"),
-    [
-        ({}, {}),
-        ({"nvmlDeviceGetRemappedRows": (1, 2, 0, 0)}, {}),
-        ({"nvmlDeviceGetRemappedRows": (0, 0, 1, 0)}, {"remap_pending": True}),
-        ({"nvmlDeviceGetRemappedRows": (0, 0, 0, 1)}, {"remap_failed": True}),
-        (
-            {"nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x8 | 0x20 | 0x40 | 0x80},
-            {"slowed": ["hardware slowdown", "software thermal slowdown", "hardware thermal slowdown",
-                        "hardware power brake"]},
-        ),
-        ({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}, {"slowed": ["hardware thermal slowdown"]}),
-        ({"nvmlDeviceGetComputeMode": 0}, {}),
-        ({"nvmlDeviceGetComputeMode": 1}, {"compute_mode": "exclusive thread"}),
-        ({"nvmlDeviceGetComputeMode": 2}, {"compute_mode": "prohibited"}),
-        ({"nvmlDeviceGetComputeMode": 3}, {"compute_mode": "exclusive process"}),
-    ],
-)  # fmt: skip
-def test_the_state_of_a_gpu_is_read_from_nvml(answers: dict[str, Any], changes: dict[str, Any]) -> None:
-    healthy = {"remap_pending": False, "remap_failed": False, "slowed": [], "fabric": "", "compute_mode": ""}
-    assert query_state(FakeNvml(**answers), call, "handle") == {**healthy, **changes}
-
-
-def test_confidential_computing_is_read_from_nvml() -> None:
-    states = [FakeNvml(nvmlSystemGetConfComputeState=SimpleNamespace(ccFeature=feature)) for feature in (0, 1)]
-    assert [query_confidential(nvml, call) for nvml in (FakeNvml(), *states)] == [False, False, True]
-
-
 def test_the_image_is_that_of_the_first_variable_or_of_podmans_file(tmp_path: Path) -> None:
-    podman = root_of(tmp_path / "tree", {"/run/.containerenv": 'engine="podman"\nimage="quay.io/x:1"\nid="2"'})
+    podman = root_of(
+        tmp_path / "tree", {"/run/.containerenv": 'base_image="a"\nimage="b" c\nimage="quay.io/x:1"\nid="2"'}
+    )
     names = "PYTEST_NIXL_IMAGE", "NIXL_IMAGE", "CONTAINER_IMAGE", "IMAGE"
     for number, name in enumerate(names):
         environment = read_environment(FactsRoot(), {name: "a:1", **dict.fromkeys(names[number + 1 :], "b:1")})
@@ -389,7 +323,7 @@ def test_the_image_is_that_of_the_first_variable_or_of_podmans_file(tmp_path: Pa
 
 def test_the_settings_in_files_of_ucx_are_read(tmp_path: Path) -> None:
     for name, text in {
-        "given": "UCX_TLS=rc  \n# UCX_NO=1\n UCX_X = 1\n\tUCX_LOG=a b\n", "home": "UCX_A=1", "etc/ucx": "UCX_B=2",
+        "given": "UCX_TLS=rc  \n\n# UCX_NO=1\n UCX_X = 1\n\tUCX_LOG=a b\n", "home": "UCX_A=1", "etc/ucx": "UCX_B=2",
         "empty": "# nothing",
     }.items():  # fmt: skip
         (tmp_path / name).mkdir(parents=True)
@@ -404,84 +338,6 @@ def test_the_settings_in_files_of_ucx_are_read(tmp_path: Path) -> None:
         str(tmp_path / "home/ucx.conf"): ("UCX_A=1",),
     }
     assert read_ucx_files(root_of(tmp_path / "tree", {}), environ, []) == {}
-
-
-VARIABLE = "NIXL_ETCD_ENDPOINTS"
-
-
-@pytest.mark.parametrize(
-    ("endpoints", "fault", "remedy"),
-    [
-        (
-            "http://u:p@127.0.0.1:1/",
-            "",
-            f"set {VARIABLE} to http://***@127.0.0.1:1: NIXL publishes nothing with the other",
-        ),
-        (
-            "http://a:1 , http://b:2/",
-            "",
-            f"set {VARIABLE} to http://a:1,http://b:2: NIXL publishes nothing with the other",
-        ),
-        ("http://127.0.0.1", "", f"correct {VARIABLE}: NIXL publishes nothing with it"),
-        ("http://127.0.0.1:1", "it is closed", "open it"),
-    ],
-)
-def test_an_etcd_that_does_not_answer_is_a_fault_with_its_remedy(endpoints: str, fault: str, remedy: str) -> None:
-    def refuse() -> Any:
-        raise NixlPluginError("it is closed", "open it")
-
-    etcd = read_etcd(FactsRoot(), endpoints, VARIABLE, refuse)
-    assert (etcd.endpoints.source, etcd.remedy) == (VARIABLE, remedy)
-    assert etcd.fault == fault if fault else etcd.fault.startswith("etcd endpoint ")
-    assert "u:p" not in str(etcd)
-    where = f"the etcd at {etcd.endpoints.value}"
-    assert (etcd.version, etcd.latency, etcd.clock) == (Fact(None, where, etcd.fault),) * 3
-
-
-def test_the_answers_of_an_etcd_are_read_and_restored(tmp_path: Path) -> None:
-    none = read_etcd(FactsRoot(), "", "")
-    assert (none.endpoints, none.fault) == (Fact(None, "", "no etcd address is given"), "")
-    client = SimpleNamespace(status=lambda: None, version=lambda: "3.5.18")
-    etcd = read_etcd(FactsRoot(), "https://127.0.0.1:1,https://[::1]:2,https://127.0.0.1:3", "given", lambda: client)
-    where = "the etcd at https://127.0.0.1:1,https://[::1]:2,https://127.0.0.1:3"
-    assert etcd.names == (Name("127.0.0.1", ("127.0.0.1",), ""), Name("::1", ("::1",), ""))
-    assert etcd.version == Fact("3.5.18", where)
-    assert etcd.latency.value is not None
-    assert 0 < etcd.latency.value < 60
-    assert etcd.clock == Fact(None, where, "it does not report its time")
-    answer = {"endpoints": "http://e:1", "source": "s", "clock": -2.0, "latency": 0.5, "version": "3"}
-    root = root_of(tmp_path / "tree", {}, etcd={**answer, "fault": "f", "remedy": "r"})
-    recorded = read_etcd(root, "http://other:1", "x")
-    of = "the etcd at http://e:1"
-    assert recorded == EtcdFacts(Fact("http://e:1", "s"), (), Fact("3", of), Fact(0.5, of), Fact(-2.0, of), "f", "r")
-
-
-@pytest.mark.parametrize(
-    ("variables", "defaults", "changes"),
-    [
-        ({}, None, {}),
-        (
-            {"ETCDCTL_CACERT": "c", "ETCDCTL_CERT": "d", "ETCDCTL_KEY": "k"},
-            None,
-            {"cacert": "c", "cert": "d", "key": "k"},
-        ),
-        ({"ETCDCTL_USER": "u:p:q", "ETCDCTL_PASSWORD": "x"}, None, {"user": "u", "password": "p:q"}),
-        ({"ETCDCTL_USER": "u", "ETCDCTL_PASSWORD": "x"}, None, {"user": "u", "password": "x"}),
-        ({"ETCDCTL_USER": "u"}, {"user": "v", "key": "k"}, {"user": "u", "key": "k"}),
-    ],
-)
-def test_credentials_are_those_of_etcdctl(
-    variables: dict[str, str],
-    defaults: dict[str, str] | None,
-    changes: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("CACERT", "CERT", "KEY", "USER", "PASSWORD"):
-        monkeypatch.delenv(f"ETCDCTL_{name}", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    empty = {} if defaults else dict.fromkeys(("cacert", "cert", "key", "user", "password"), "")
-    assert etcdctl_credentials(defaults) == {**empty, **changes}
 
 
 def test_names_are_in_their_natural_order_and_numbers_in_any_base(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.copied_wheel import installed_library
+from helpers.needs import program
 
 from pytest_nixl.host import library_versions
 from pytest_nixl.host.image import ask_verbs
@@ -99,65 +102,164 @@ def test_versions_in_names_of_files(tmp_path: Path) -> None:
     environ = {"LD_LIBRARY_PATH": str(tmp_path)}
     assert library_versions.cuda(environ, 12) == ("12.8.90", str(cudart), "")
     assert library_versions.gdrcopy(environ) == ("2.5", str(gdrcopy), "")
-    alone = library(tmp_path / "alone", "libgdrapi.so.2", "libgdrapi.so.2")
-    version, source, reason = library_versions.gdrcopy({"LD_LIBRARY_PATH": str(alone.parent)})
-    assert (version, source) == ("", str(alone))
-    assert reason == f"the name of {alone} has no version"
+    for name in ("libgdrapi.so.2", "libgdrapi.so.2.5.debug", "libgdrapi.so."):
+        alone = library(tmp_path / f"alone {name}", name, "libgdrapi.so.2")
+        environ = {"LD_LIBRARY_PATH": str(alone.parent)}
+        assert library_versions.gdrcopy(environ) == ("", str(alone), f"the name of {alone} has no version")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages in which the only one of NIXL is nixl-cu12, with a library of UCX."""
+    for name in ("nixl_cu12", "nixl_cu12.libs", "lib"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "nixl_cu12" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in ("nixl", "nixl_cu12", "nixl_cu13", "nixl_rocm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("content", "version"),
     [
-        (b"1.23.0\0", {"1.23.0"}),
-        (b"\0x\0UCX 12.1.100\0", {"12.1.100"}),
-        (b"GLIBC_2.2.5\0libucp.so.0.0.0\0v1234.5.6\0001.2.3 \0", set()),
+        (b"1.23.0\0", "1.23.0"),
+        (b"\0x\0UCX 12.1.100\0", "12.1.100"),
+        (b"1.2.3\0 and again 1.2.3\0", "1.2.3"),
+        (b"1.2.3\0 or 1.2.4\0", ""),
+        (b"GLIBC_2.2.5\0libucp.so.0.0.0\0v1234.5.6\0001.2.3 \0001.2.3456\0", ""),
     ],
 )
-def test_a_version_in_a_library_is_a_text_of_three_numbers(tmp_path: Path, content: bytes, expected: set[str]) -> None:
-    path = tmp_path / "libucp.so.0"
+def test_the_version_of_ucx_is_the_only_text_of_three_numbers_in_its_library(
+    site: Path, content: bytes, version: str
+) -> None:
+    path = site / "nixl_cu12.libs" / "libucp-0a1b2c3d.so.0.0.0"
     path.write_bytes(content)
-    assert library_versions._versions_in(str(path)) == expected
+    (path.parent / "libuct-0a1b2c3d.so.0.0.0").write_bytes(b"9.9.9\0")
+    reason = "" if version else f"{path} does not tell its version"
+    assert library_versions.ucx({}) == (version, str(path), reason)
+
+
+def test_ucx_is_that_of_the_wheel_or_of_the_loader(site: Path) -> None:
+    absent = "", "libucp.so.0", "NIXL's wheel brings no UCX, and the loader does not find libucp.so.0"
+    assert library_versions.ucx({}) == absent
+    path = library(site / "lib", "libucp.so.0", "libucp.so.0")
+    with path.open("ab") as file:
+        file.write(b"\x001.19.0\0")
+    environ = {"LD_LIBRARY_PATH": str(path.parent)}
+    assert library_versions.ucx(environ) == ("1.19.0", str(path), "")
+    copies = [site / "nixl_cu12.libs" / f"libucp-{number}.so.0" for number in (1, 2)]
+    for copy in copies:
+        copy.write_bytes(b"1.21.0\0")
+    assert library_versions.ucx(environ) == ("1.21.0", f"{copies[0]}, {copies[1]}", "")
+    unreadable = site / "nixl_cu12.libs" / "libucp-3.so.0"
+    unreadable.mkdir()
+    assert library_versions.ucx(environ) == ("", str(unreadable), f"{unreadable} cannot be read (Is a directory)")
 
 
 def test_version_of_cuda_without_its_runtime_is_that_of_the_toolkit(tmp_path: Path) -> None:
     file = tmp_path / "version.json"
-    version, _, reason = library_versions.cuda({}, 99, str(file))
-    assert version == ""
-    assert reason == f"the loader does not find libcudart.so.99, and {file} does not say a version"
+    reason = f"the loader does not find libcudart.so.99, and {file} does not say a version"
+    assert library_versions.cuda({}, 99, str(file)) == ("", str(file), reason)
     for text in ("{", "[]", '{"cuda": 3}'):
         file.write_text(text)
-        assert library_versions.cuda({}, 99, str(file))[0] == ""
+        assert library_versions.cuda({}, 99, str(file)) == ("", str(file), reason)
     file.write_text(json.dumps({"cuda": {"name": "CUDA SDK", "version": "12.9.1"}}))
     assert library_versions.cuda({}, 99, str(file)) == ("12.9.1", str(file), "")
 
 
-def test_version_of_libfabric_is_in_the_file_for_pkg_config(tmp_path: Path) -> None:
-    path = library(tmp_path, "libfabric.so.1", "libfabric.so.1")
+def test_versions_of_libfabric_and_of_the_etcd_client_are_in_files_of_their_packages(tmp_path: Path) -> None:
+    fabric, etcd = library(tmp_path, "libfabric.so.1", "libfabric.so.1"), tmp_path / "libetcd-cpp-api-core.so"
     environ = {"LD_LIBRARY_PATH": str(tmp_path)}
-    assert f"{path} does not contain its release" in library_versions.libfabric(environ)[2]
-    file = tmp_path / "pkgconfig" / "libfabric.pc"
-    file.parent.mkdir()
-    file.write_text("Name: libfabric\nVersion: 2.3.1amzn1.0\nLibs: -lfabric\n")
-    assert library_versions.libfabric(environ) == ("2.3.1amzn1.0", str(file), "")
-    file.write_text("Name: libfabric\n")
-    assert library_versions.libfabric(environ)[0] == ""
+    rows: list[tuple[Callable[[], library_versions.Version], Path, str, str, str]] = [
+        (
+            lambda: library_versions.libfabric(environ),
+            tmp_path / "pkgconfig" / "libfabric.pc",
+            f"{fabric} does not contain its release",
+            "Name: libfabric\nMy Version: 1\nVersion: 2.3.1amzn1.0\nLibs: -lfabric\n",
+            "2.3.1amzn1.0",
+        ),
+        (
+            lambda: library_versions.etcd_client(str(etcd)),
+            tmp_path / "cmake" / "etcd-cpp-api" / "etcd-cpp-api-config-version.cmake",
+            f"{etcd} does not contain its version",
+            '# This is a basic version file\n\nset(PACKAGE_VERSION "0.15.4")\n',
+            "0.15.4",
+        ),
+    ]
+    for read, file, lack, text, version in rows:
+        assert read() == ("", str(file), f"{lack}, and {file} cannot be read (No such file or directory)")
+        file.parent.mkdir(parents=True)
+        file.write_text("# nothing")
+        assert read() == ("", str(file), f"{lack}, and {file} says none")
+        file.write_text(text)
+        assert read() == (version, str(file), "")
+    assert library_versions.etcd_client("") == ("", "libetcd-cpp-api", "NIXL was built without etcd")
 
 
-def test_version_of_the_etcd_client_is_in_the_file_for_cmake(tmp_path: Path) -> None:
-    path = str(tmp_path / "libetcd-cpp-api-core.so")
-    assert library_versions.etcd_client("")[2] == "NIXL was built without etcd"
-    assert f"{path} does not contain its version" in library_versions.etcd_client(path)[2]
-    file = tmp_path / "cmake" / "etcd-cpp-api" / "etcd-cpp-api-config-version.cmake"
-    file.parent.mkdir(parents=True)
-    file.write_text('# This is a basic version file\n\nset(PACKAGE_VERSION "0.15.4")\n')
-    assert library_versions.etcd_client(path) == ("0.15.4", str(file), "")
+#: The symbol versions of a libibverbs; the last have no number.
+VERSIONS = "IBVERBS_1.0 IBVERBS_PRIVATE_9 IBVERBS_PRIVATE_34 IBVERBS_PRIVATE_ MY_IBVERBS_PRIVATE_99"
 
 
-def test_providers_of_libibverbs_have_their_number_in_their_name(tmp_path: Path) -> None:
-    for name in ("libefa-rdmav34.so", "libmlx5-rdmav59.so", "libefa.so"):
-        (tmp_path / name).touch()
-    verbs = ask_verbs(["/usr/lib/libucp.so.0"], {}, [str(tmp_path)])
-    assert [(provider["name"], provider["abi"]) for provider in verbs["providers"]] == [("efa", 34), ("mlx5", 59)]
+def build(path: Path, *options: str, versions: str = "") -> Path:
+    """Build a library that defines symbol versions."""
+    names = versions.split()
+    path.parent.mkdir(exist_ok=True)
+    source, script = path.with_suffix(".c"), path.with_suffix(".map")
+    source.write_text("".join(f"int f{number}(void) {{ return 1; }}\n" for number in range(len(names) + 1)))
+    script.write_text("\n".join(f"{name} {{ global: f{number}; }};" for number, name in enumerate(names)))
+    options = (*options, *([f"-Wl,--version-script={script}"] if names else []))
+    command = [program("gcc"), "-shared", "-fPIC", "-Wl,--no-as-needed", "-o", str(path), str(source), *options]
+    subprocess.run(command, check=True)
+    return path
+
+
+def test_the_copies_of_libibverbs_and_their_providers_are_read(tmp_path: Path) -> None:
+    soname = "-Wl,-soname,libibverbs.so.1"
+    copy = build(tmp_path / "wheel" / "libibverbs-0a1b2c3d.so.1.14", soname, versions=VERSIONS)
+    other = build(tmp_path / "other" / "libibverbs.so", soname, versions="IBVERBS_1.0")
+    bare = build(tmp_path / "bare" / "libibverbs.so", soname, versions="IBVERBS_PRIVATE_7")
+    system = build(tmp_path / "system" / "libibverbs.so.1", soname, versions="IBVERBS_PRIVATE_59")
+    providers = tmp_path / "providers"
+    runpath = f"-Wl,-rpath,{system.parent}"
+    linked = build(providers / "libefa-rdmav34.so", str(system), runpath)
+    alone = build(tmp_path / "wheel" / "libibverbs" / "libmlx5-rdmav59.so")
+    for name in ("libefa-rdmav.so", "lib-rdmav34.so", "libefa.so", "libefa-rdmav34.so.1", "libtext-rdmav7.so"):
+        (providers / name).write_text("text")
+    names = (
+        "libmlx5-0a1b2c3d.so.1.2",
+        "libefa.so",
+        "libmlx5.software",
+        "libmlx4.so",
+        "lib-0a1b2c3d.so.1",
+        "libibverbs.sox",
+    )
+    loaded = [str(tmp_path / "wheel" / name) for name in names]
+    loaded += [
+        str(copy),
+        str(tmp_path / "system" / "libmlx5.so.1"),
+        str(other),
+        str(other.parent / "libefa.so.1"),
+        str(bare),
+    ]
+    verbs = ask_verbs(loaded, {}, [str(providers)])
+    own, bundled = {"path": str(copy), "abi": 34}, {"abi": 34, "library": str(copy)}
+    assert verbs == {
+        "libraries": [own, {"path": str(bare), "abi": 7}],
+        "providers": [
+            {"name": "efa", "abi": 34, "path": str(linked), "library": str(system)},
+            {"name": "text", "abi": 7, "path": str(providers / "libtext-rdmav7.so"), "library": ""},
+            {"name": "mlx5", "abi": 59, "path": str(alone), "library": ""},
+            {"name": "mlx5", "path": loaded[0], **bundled},
+            {"name": "efa", "path": loaded[1], **bundled},
+        ],
+    }
+    # Without a loaded libibverbs, the one of the loader counts.
+    environ = {"LD_LIBRARY_PATH": str(system.parent)}
+    assert ask_verbs(["/usr/lib/libucp.so.0"], environ, []) == {
+        "libraries": [{"path": str(system), "abi": 59}],
+        "providers": [],
+    }
 
 
 def test_interface_number_of_a_real_libibverbs_is_read() -> None:

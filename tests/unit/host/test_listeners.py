@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.host.network import PortHolder, port_holder
+from pytest_nixl.host.network import PortHolder, command_of, parent_of, port_holder
 
 LISTEN = """
 import socket
@@ -62,6 +62,12 @@ def test_a_recorded_process_is_found(tmp_path: Path) -> None:
     (tmp_path / "12/fd/3").symlink_to("socket:[4711]")
     (tmp_path / "12/cmdline").write_bytes(b"")
     (tmp_path / "12/comm").write_text("kernel thing\n")
-    (tmp_path / "12/status").write_text("Name: x\nPPid:\t7\n")
+    (tmp_path / "12/status").write_text("Name: x\nNoPPid:\t5\nPPid:\t\nPPid:\t7\n")
     assert port_holder(0x2382, tmp_path) == PortHolder(12, "kernel thing", 7)
     assert port_holder(0x2383, tmp_path) is None
+    for length, shown in ((200, 200 * "x"), (201, f"{200 * 'x'}…")):
+        (tmp_path / "12/cmdline").write_text(length * "x" + "\0")
+        assert command_of(tmp_path / "12") == shown
+    (tmp_path / "12/cmdline").write_bytes(b"sh\0-c\0a\nb\x1b\0")
+    assert command_of(tmp_path / "12") == "sh -c a 'b\\x1b'"
+    assert (command_of(tmp_path / "13"), parent_of(tmp_path / "13")) == ("a process that has ended", 0)

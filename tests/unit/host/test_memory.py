@@ -11,7 +11,7 @@ from pytest_nixl.core.units import GIB, MIB
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.system import AvailableMemory, available_memory, in_bytes
 
-MEMINFO = "MemTotal:       65536000 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
+MEMINFO = "MemTotal:       65536000 kB\nNoMemAvailable: 1 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
 POD = "kubepods.slice/pod1/container"
 
 
@@ -89,9 +89,24 @@ def test_available_memory_is_the_least_of_host_and_control_groups(
     assert available_memory(tree(tmp_path, files)) == expected
 
 
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB (1024 bytes)"),
+        (MIB - 1, "1024.0 KiB (1048575 bytes)"),
+        (5 * MIB // 2, "2.5 MiB (2621440 bytes)"),
+        (3 * GIB, "3.0 GiB (3221225472 bytes)"),
+        (1 << 70, "1.2e+21 bytes"),
+    ],
+)
+def test_a_size_has_its_largest_unit(size: int, text: str) -> None:
+    assert in_bytes(size) == text
+    assert str(AvailableMemory(size, "MemAvailable")) == f"{text} according to MemAvailable"
+
+
 def test_available_memory_is_none_if_unknown(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    assert available_memory(FactsRoot(tmp_path)) is None
+    assert available_memory(tree(tmp_path, {"proc/meminfo": "MemAvailable:  kB"})) is None
 
 
 def test_available_memory_of_this_machine_is_less_than_its_total() -> None:

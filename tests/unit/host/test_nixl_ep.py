@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
+from helpers.double_libraries import build
 from helpers.needs import need_programs
 
 from pytest_nixl.host.image import ask_nixl_ep
@@ -61,6 +63,50 @@ def test_a_symbol_that_torch_lacks_is_named(module: str, tmp_path: Path) -> None
     names = needed(module)
     facts = ask_nixl_ep(module, torch_with(tmp_path, names[:-1]), ["nixl-cu12"])
     assert f"needs {names[-1]}, which torch 2.13.0+cu128 does not have" in facts["why"]
+
+
+@pytest.fixture
+def rocm(tmp_path: Path) -> Path:
+    """The folder of the kernels of a package for ROCm, of which no wheel exists; a torch that lacks every symbol."""
+    folder = tmp_path / "site" / "nixl_ep_rocm"
+    folder.mkdir(parents=True)
+    torch_with(tmp_path / "torch", ["_ZN3c105otherEv"])
+    build(tmp_path / "torch" / "lib", {"libtorch.so": "void _ZN5torch5otherEv(void) {}"})
+    return folder
+
+
+def fault(folder: Path, version: str = "2.13.0+rocm") -> str:
+    torch = {**TORCH, "version": version, "path": str(folder.parents[1] / "torch" / "version.py")}
+    facts = ask_nixl_ep(str(folder.parent / "nixl_rocm" / "_api.py"), torch, ["nixl-rocm"])
+    assert facts.pop("path") == str(folder)
+    return facts.pop("why")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "of_torch"),
+    [
+        ("_ZN3c104testEv", True),
+        ("_ZN2at4testEv", True),
+        ("_ZN5torch4testEv", True),
+        ("_ZN3c105otherEv", False),  # torch has these, in two libraries
+        ("_ZN5torch5otherEv", False),
+        ("_ZN4acme4testEv", False),
+        ("call_ZN3c10", False),
+    ],
+)
+def test_only_symbols_of_torch_are_looked_for(rocm: Path, symbol: str, of_torch: bool) -> None:
+    name = "nixl_ep_cpp_torch213.x.so"
+    build(rocm, {name: f"void {symbol}(void); void calls(void) {{ {symbol}(); }}"})
+    assert fault(rocm) == (f"{name} needs {symbol}, which torch 2.13.0+rocm does not have" if of_torch else "")
+    shutil.rmtree(rocm.parents[1] / "torch" / "lib")
+    assert fault(rocm) == ""
+
+
+def test_a_module_for_one_release_of_torch_has_that_in_its_name(rocm: Path) -> None:
+    for name in ("nixl_ep_cpp_torch213.so", "nixl_ep_cpp_torch2.so", "nixl_ep_cpp.so"):
+        (rocm / name).write_text("text")
+    assert fault(rocm, "2.9.1") == "it is built for torch 2.13, and torch is 2.9.1"
+    assert fault(rocm) == ""  # a file that cannot be read says nothing
 
 
 def test_a_torch_for_which_there_is_no_module_is_named(module: str) -> None:

@@ -5,20 +5,32 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.copied_wheel import CopiedWheel, copy_wheel
+from helpers.double_libraries import in_a_child
 
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.host import plugin_files
+from pytest_nixl.host import plugin_files, plugin_loader
 from pytest_nixl.host.facts import gather
-from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, plugin_folder, remedies
+from pytest_nixl.host.plugin_files import (
+    PluginFile,
+    PluginsInAdvance,
+    installed_libnixl,
+    plugin_folder,
+    plugin_name,
+    remedies,
+)
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.software import Lacking
+from pytest_nixl.nixl.backends.driver_standin import shared_object
 
 #: By plugin: a library that only this plugin needs, or that NIXL's own library does not load before it.
 REMOVED = {
@@ -106,20 +118,107 @@ def test_plugin_on_a_library_of_another_package_is_told_its_folder(
     assert f"{copy.package} " in file.remedies[soname]
 
 
+#: By soname: what provides it if no installed package has it.
+KNOWN = {
+    "libcuda.so.1": "give the container the host's driver (`docker run --gpus all`)",
+    "libnvidia-ml.so.1": "give the container the host's driver (`docker run --gpus all`)",
+    "libcudart.so.13": "install the CUDA 13 runtime (apt: cuda-cudart-13-*; pip: nvidia-cuda-runtime-cu12 or "
+    "nvidia-cuda-runtime)",
+    "libcufile.so.0": "install cuFile (apt: libcufile-*; pip: nvidia-cufile-cu12 or nvidia-cufile)",
+    "libcufile_rdma.so.1": "install cuFile (apt: libcufile-*; pip: nvidia-cufile-cu12 or nvidia-cufile)",
+    "libcuobjclient.so.1": "install NVIDIA cuObject, GPUDirect Storage for objects (libcuobjclient)",
+    "libdoca_telemetry_exporter.so.2": "install NVIDIA DOCA (apt: doca-sdk-telemetry-exporter)",
+    "libdoca_gpunetio.so.2": "install NVIDIA DOCA (apt: doca-sdk-gpunetio)",
+    "libdoca_verbs.so.2": "install NVIDIA DOCA (apt: doca-sdk-verbs and doca-sdk-common)",
+    "libred_client.so.2": "install the client of DDN Infinia, which has it in /opt/ddn/red/lib",
+    "libhf3fs_api.so": "install the client of 3FS (hf3fs_usrbio)",
+    "libgusli_clnt.so": "install GUSLI (libgusli_clnt)",
+    "libfabric.so.1": "install libfabric 1.18 or newer (EFA installer; apt: libfabric1)",
+    "libhwloc.so.15": "install hwloc (apt: libhwloc15)",
+    "libhwloc.so.5": "install hwloc (apt: libhwloc-dev)",
+    "libibverbs.so.1": "install the verbs library (apt: libibverbs1)",
+    "libmlx5.so.1": "install the verbs providers (apt: ibverbs-providers)",
+    "librdmacm.so.1": "install librdmacm (apt: librdmacm1)",
+    "libnuma.so.1": "install libnuma (apt: libnuma1)",
+    "libaio.so.1t64": "install libaio (apt: libaio1, or libaio1t64 on Ubuntu 24.04)",
+    "liburing.so.2": "install liburing (apt: liburing2)",
+    "libgdrapi.so.2": "install GDRCopy (apt: libgdrapi)",
+    "libucp.so.0": "install the UCX that NIXL was built with",
+    "libaws-cpp-sdk-core.so": "install the AWS SDK for C++ that NIXL was built with",
+    "libazure-core.so": "install the Azure SDK for C++ that NIXL was built with",
+    "libetcd-cpp-api.so": "install etcd-cpp-apiv3 (libetcd-cpp-api)",
+    "libnixl_build.so": "copy all libraries of NIXL's build into the image",
+    "libodd.so.7": "install the package that has libodd.so.7 (`apt-file search libodd.so.7` names it)",
+}
+
+
+def test_known_libraries_have_a_remedy_and_others_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    assert remedies(KNOWN) == KNOWN
+
+
+def package(site: Path, name: str, *files: str) -> None:
+    """Install a package of which only the records exist."""
+    records = site / f"{name}-2.0.dist-info"
+    records.mkdir(parents=True)
+    (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
+    (records / "RECORD").write_text("".join(f"{file},sha256=a,7\n" for file in files))
+
+
+def test_the_package_that_has_a_library_or_has_lost_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    package(tmp_path, "acme", "acme.libs/notlibx.so.1", "acme.libs/libx.so.1", "liby.so", "libz.so.1")
+    package(tmp_path, "other", "other.libs/libx.so.1.2", "other.libs/libz.so")
+    (tmp_path / "acme.libs").mkdir()
+    (tmp_path / "acme.libs" / "libx.so.1").touch()
+    assert remedies(["libx.so.1", "liby.so", "libz.so"]) == {
+        "libx.so.1": f"add {tmp_path}/acme.libs to LD_LIBRARY_PATH: acme 2.0 has libx.so.1 there",
+        "liby.so": f"reinstall acme, whose file {tmp_path}/liby.so is missing: "
+        "`pip install --force-reinstall --no-deps acme==2.0`",
+        "libz.so": f"reinstall other, whose file {tmp_path}/other.libs/libz.so is missing: "
+        "`pip install --force-reinstall --no-deps other==2.0`",
+    }
+
+
+def test_the_library_that_an_import_of_nixl_will_load_is_known_if_one_package_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert installed_libnixl() == []
+    package(tmp_path, "nixl", "nixl/__init__.py")
+    package(tmp_path, "nixl_cu12", ".a/libnixl.so", ".a/libnixl_build.so", ".a/plugins/libnixl-0a1b2c3d.so")
+    assert installed_libnixl() == [f"{tmp_path}/.a/libnixl.so", f"{tmp_path}/.a/plugins/libnixl-0a1b2c3d.so"]
+    package(tmp_path, "nixl_cu13", ".b/libnixl.so")
+    assert installed_libnixl() == []
+
+
+OWN = Lacking("liba.so", (), "liba.so, which libplugin_X.so needs, was not found")
+OTHER = Lacking("libb.so", ("B_1",), "/b/libb.so lacks the symbol version B_1 that liba.so needs")
+SECOND = Lacking("libc.so", (), "libc.so, which libplugin_X.so needs, was not found")
+
+
 @pytest.mark.parametrize(
-    ("sonames", "words"),
+    ("missing", "without", "remaining", "error", "text"),
     [
-        # An installed package may have the others.
-        ("libcuda.so.1 libnvidia-ml.so.1", "host's driver"), ("libcudart.so.13", "CUDA 13 runtime"),
-        ("libcuobjclient.so.1", "cuObject"), ("libdoca_telemetry_exporter.so.2", "doca-sdk-telemetry"),
-        ("libdoca_gpunetio.so.2", "doca-sdk-gpunetio"), ("libdoca_verbs.so.2", "doca-sdk-verbs"),
-        ("libred_client.so.2", "Infinia"), ("libhf3fs_api.so", "3FS"), ("libgusli_clnt.so", "GUSLI"),
-        ("libhwloc.so.5", "libhwloc-dev"), ("libaio.so.1t64", "libaio1t64"), ("libgdrapi.so.2", "GDRCopy"),
-        ("libodd.so.7", "apt-file search libodd.so.7"),
+        ((OWN, OTHER, SECOND), (), (OWN, OTHER, SECOND), "no", f"lacks liba.so, libc.so; {OTHER.words}"),
+        ((OWN, OTHER), ("liba.so",), (OTHER,), "no", OTHER.words),
+        ((OWN, OTHER), ("libb.so", "liba.so"), (), "", ""),
+        ((), ("liba.so",), (), "no", "no"),
     ],
-)  # fmt: skip
-def test_known_libraries_have_a_remedy_and_others_the_search(sonames: str, words: str) -> None:
-    assert all(words in remedy for remedy in remedies(sonames.split()).values())
+)
+def test_a_plugin_names_what_it_lacks_itself_and_what_other_libraries_lack(
+    missing: tuple[Lacking, ...], without: tuple[str, ...], remaining: tuple[Lacking, ...], error: str, text: str
+) -> None:
+    file = PluginFile("X", "/p/libplugin_X.so", "no", missing, {"liba.so": "r"}).without(without)
+    assert file == PluginFile("X", "/p/libplugin_X.so", error, remaining, {"liba.so": "r"})
+    assert file.words == text
+
+
+def test_the_name_of_a_plugin_is_that_of_its_file() -> None:
+    names = {"/p/libplugin_UCX_MO.so": "UCX_MO", "/p/libplugin_.so": "libplugin_.so", "/libplugin_A.so/odd": "odd"}
+    assert {path: plugin_name(path) for path in names} == names
 
 
 def test_variable_replaces_the_folder_of_the_plugins(tmp_path: Path) -> None:
@@ -185,6 +284,25 @@ def test_nothing_is_loaded_in_advance_without_a_folder(tmp_path: Path, started: 
 def test_plugins_of_the_installed_nixl_are_loaded_once_while_nixl_is(started: list[str]) -> None:
     facts = gather(FactsRoot(), environ={})
     assert started == [facts.image.plugins.source]
+
+
+def test_a_plugin_is_loaded_after_nixls_library(tmp_path: Path) -> None:
+    for name in ("libnixl.so", "libplugin_GOOD.so"):
+        (tmp_path / name).write_bytes(shared_object(name, ["function"], 0, platform.machine()))
+    good, text = str(tmp_path / "libplugin_GOOD.so"), tmp_path / "libplugin_TEXT.so"
+    text.write_text("not a library" * 100)
+    assert plugin_loader.missing_libraries(str(text), []) == []
+
+    def load() -> list[dict[str, Any]]:
+        loads = (("", good), (str(text), good), (str(tmp_path / "libnixl.so"), str(text)))
+        return [plugin_loader.load(library, plugin) for library, plugin in loads]
+
+    *loaded, answer = in_a_child([], load)
+    assert loaded == [{"error": "", "loaded": []}] * 2
+    assert answer["error"] == f"{text}: invalid ELF header"
+    assert {str(tmp_path / "libnixl.so"), good} <= set(answer["loaded"])
+    assert all(".so" in path and os.path.isabs(path) for path in answer["loaded"])
+    assert len(set(answer["loaded"])) == len(answer["loaded"])
 
 
 # A double of NIXL's library, because no release does this when it is loaded.
