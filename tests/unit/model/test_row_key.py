@@ -73,6 +73,7 @@ def test_any_text_is_a_key_with_this_text_or_is_refused(text: str) -> None:
         f"{KEY}/8",
         f"{KEY}/",
         f"{KEY}/a=",
+        f"{KEY}/=1",
         f"{KEY}/a=1,",
         f"{KEY}/b=1,a=2",
         f"{KEY}/a=1,a=2",
@@ -109,6 +110,9 @@ def test_a_text_that_is_not_a_key_is_refused_in_one_sentence(text: str) -> None:
         ("nixlbench[use_hugepages=true]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "huge"),
         ("nixlbench[use_hugepages=0]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
         ("nixlbench[use_hugepages=False]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[use_hugepages=no]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[not_use_hugepages]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[use_hugepages_of=1]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
         ("nixlbench[use_hugepages=1]:UCX/READ/VRAM:VRAM/4KiB/batch1/depth1/0-1", ""),
     ],
 )

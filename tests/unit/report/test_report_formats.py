@@ -228,7 +228,11 @@ def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
 def test_a_run_of_which_no_check_is_recorded_is_not_green() -> None:
     """A comparison of records without results has its verdict above rows that may have REGRESSED."""
     run = parse_recorded(record("nixl:1", {key("64KiB"): [9.0]}), "x")
-    assert '<div class="verdict warn"><strong>NO CHECK IS RECORDED</strong>' in html_page(RunReport(run))
+    report = RunReport(run, gate=True)
+    assert '<div class="verdict warn"><strong>NO CHECK IS RECORDED</strong>' in html_page(report)
+    first, _, counts, _, _, heads, *_ = summary(report)
+    assert (first, counts.rpartition(": ")[2]) == ("## NIXL gate: NO CHECK IS RECORDED", "no check ran")
+    assert heads.startswith("| row | verdict |"), "no next step: nothing says that the run is to be accepted"
 
 
 def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
