@@ -169,13 +169,6 @@ def test_every_command_of_a_group_is_there_once_with_its_button(text: str) -> No
     assert all(len(of) == 1 and "hidden" in of[0].attributes for of in buttons)
 
 
-def test_a_finding_has_the_command_that_reproduces_it() -> None:
-    result = Result("dead-target", "d", Verdict.FAIL, "it crashed", "Update.", finding="NIXL-DEAD-TARGET-CRASHES")
-    text = page(RunReport(recorded(2.0, (result,))))
-    texts = [element.words for element in Elements(text).found if element.tag == "code"]
-    assert "pytest-nixl explain NIXL-DEAD-TARGET-CRASHES --reproduce | python -" in texts
-
-
 @pytest.mark.parametrize(
     ("urls", "site"),
     [

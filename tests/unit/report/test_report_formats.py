@@ -18,13 +18,13 @@ from helpers.browser import open_page
 from helpers.cli_run import bandwidth, junit_suite, profile
 from helpers.records import key, record
 from helpers.report_schemas import read_verdict_file
+from helpers.small_report import BARE_ROW, DIGEST, IMAGE, READ_ROW, WRITE_ROW, small_report
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_nixl.cli import main
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
-from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
@@ -244,45 +244,9 @@ def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
     assert "The band shows" not in shown
 
 
-WRITE_ROW, READ_ROW = key("4KiB"), "UCX/READ/DRAM:VRAM/64KiB/batch8/depth4/2-5/notify=each"
-BARE_ROW = key("1MiB", backend="LIBFABRIC")
-#: A name with every sign that a format has a meaning for.
-IMAGE, DIGEST = 'reg/"a"|\\nb*\nc:2', f"sha256:{32 * '12'}"
-
-
-def small_run(image: str, slow: float, week: int, results: tuple[Result, ...] = ()) -> RecordedRun:
-    """Return a run of two rows with bounds, and of one without after the first week."""
-    spread = (1.0, 1.01, 0.99, 1.02, 0.98)
-    versions = {"nixl": "1.5.1", "ucx": f"1.{19 + week}.0"}
-    figures = {"floor": 5e8, "ceiling": 9e9, "p50_us": 1.5, "p90_us": 2.0, "p99_us": 4.0, "p99.9_us": 8.0,
-               "transports": ["rc/mlx5_0:1", "tcp/eth0"]}  # fmt: skip
-    rows = {WRITE_ROW: [2.0 * value for value in spread], READ_ROW: [slow * value for value in spread]}
-    data = record(image, rows, digest=DIGEST, week=week, versions=versions, results=results, extra=figures, name="n-a")
-    bare = {"p50_us": 0.5, "p90_us": 0.0, "p99_us": float("nan"), "p99.9_us": 3.0, "transports": []}
-    data["benchmarks"][1:1] = record(image, {BARE_ROW: [4.0]} if week else {}, extra=bare)["benchmarks"]
-    return parse_recorded(data, "r.json")
-
-
 @pytest.fixture(scope="module")
 def small() -> RunReport:
-    """Return the report of a run with a result of each outcome, a comparison, a ratio and three figures."""
-    slow, fast = (RowSummary(1.9e9, 1e-5, 2e-5, 10, 5e8, 9e9, ("tcp/eth0",)) for _ in range(2))
-    raw = RawMeasurement("ucx_perftest", "ucp_get_bw", 4e9, "UCX 1.18", ("rc/mlx5_0:1", "tcp/eth0"))
-    ratio = RawRatio(RowKey.parse(READ_ROW), 1.9e9, raw)
-    measured = [Figure.of("registration", seconds, {"backend": "UCX", "count": 1, "size": size})
-                for seconds, size in ((1e-3, 4096), (2e-3, 8192), (3e-3, 4096))]  # fmt: skip
-    results = (
-        Result("etcd-uri", "u", Verdict.WARN, "a | and <b>\n*_`[end]\\", "Leave it out."),
-        Result("a,b:c", "r", Verdict.FAIL, "too slow", "Look at 100 %.", RowKey.parse(READ_ROW), slow, "pytest r",
-               ratios=(ratio,)),
-        Result("bandwidth", "w", Verdict.FAIL, "slow, too", "Look at 100 %.", RowKey.parse(WRITE_ROW), fast),
-        Result("gpus", "g", Verdict.NOT_APPLICABLE, "no GPU"),
-        Result("limit", "l", Verdict.PASS, "no lease", finding="NIXL-ETCD-STALE-KEY", known_limit=True),
-        Result("registration", "r", Verdict.PASS, measured=tuple(measured)),
-        Result("stale", "s", Verdict.INCONCLUSIVE, "no lease", finding="NIXL-ETCD-HTTPS-PLAINTEXT"),
-    )  # fmt: skip
-    before, run = small_run("reg/nixl:1", 2.0, 0), small_run(IMAGE, 1.0, 1, results)
-    return RunReport(run, compare_runs(before, run, 0.05), durations={"w": 1.23456}, seconds=9.87654, exit_code=1)
+    return small_report()
 
 
 def test_the_parser_of_prometheus_reads_every_metric_of_a_run(small: RunReport, tmp_path: Path) -> None:
@@ -554,18 +518,6 @@ def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: py
     assert "has no run of the image nixl:9" in capsys.readouterr().err
 
 
-def test_a_row_that_ended_in_an_error_is_among_the_rows_and_the_worst_stands_first() -> None:
-    key = RowKey.parse("UCX/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1")
-    other = RowKey.parse("UCX/READ/DRAM:DRAM/1MiB/batch1/depth1/0-1")
-    failed = Result("bandwidth", "t[READ]", Verdict.ERROR, "worker 1 ended by SIGSEGV", row=other)
-    run = parse_recorded(record("image:1", {str(key): [5.0]}, results=(failed,)), "r.json")
-    [csv_text] = re.findall(
-        r'<table class="sortable">.*?</table>', html_page(RunReport(run, chosen={"level": "quick"})), re.S
-    )
-    assert re.findall(r'><td class="text (\w+)">(\S+)</td>', csv_text) == [("fail", "ERROR"), ("soft", "–")]
-    assert csv_text.index(other.short) < csv_text.index(key.short)
-
-
 def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path: Path) -> None:
     """Losses of 70 % and of 77 % lie apart, and a row that REGRESSED is not green among the rows."""
     sizes = ("64KiB", "1MiB", "16MiB")
@@ -591,28 +543,6 @@ def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path
     ]  # fmt: skip
     last = re.search(r'<text class="tick" text-anchor="end" x="518.0" y="275.0">16MiB</text>', text)
     assert last is not None  # its end is inside the drawing, which is 520 wide
-
-
-def test_page_shows_rows_that_ended_in_an_error() -> None:
-    """Of three pairs of ranks only one was measured: the page must not look like a run of one good row."""
-    good, *lost = (RowKey.parse(key("64MiB", "WRITE", pair)) for pair in ("0-1", "0-2", "1-2"))
-    results = (
-        Result("bandwidth", "", Verdict.PASS, row=good),
-        *(Result("bandwidth", "", Verdict.ERROR, "the worker died", "read its log", row=row) for row in lost),
-    )
-    run = parse_recorded(record("image", {str(good): [12.0]}, results=results), "r")
-    text = html_page(RunReport(run, gate=True))
-    for row in lost:
-        [line] = re.findall(rf'<tr id="row-{re.escape(str(row))}".*?</tr>', text, re.DOTALL)
-        assert re.search(r'<td class="text fail">ERROR</td>', line)
-        assert line.count(">–<") == 6
-    assert "1 measured, 2 not" in text
-    # The matrix of the ranks has them, too.
-    matrix = text[text.index("Ranks and links") :]
-    assert len(re.findall(r'<td class="cell"[^>]*>ERROR', matrix)) == 2
-    healthy = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results[:1]), "r")))
-    assert "1 measured<" in healthy
-    assert ">ERROR<" not in healthy
 
 
 @pytest.mark.parametrize(("op", "slow"), [("WRITE", (0, 1)), ("READ", (1, 0))])
@@ -647,20 +577,6 @@ def test_a_cell_has_the_colour_of_its_share_of_the_fastest_and_its_devices() -> 
     assert [(cell.text, cell.devices, cell.slowest) for cell in cells] == [
         ("2", "eth0", False), ("1.5", "eth0", False), ("0.5", "eth0", True),
     ]  # fmt: skip
-
-
-def test_the_filter_of_the_page_finds_a_row_by_all_its_ranks() -> None:
-    good, lost = (RowKey.parse(key("64MiB", "WRITE", pair)) for pair in ("2-7", "7-3"))
-    results = (
-        Result("bandwidth", "", Verdict.PASS, row=good),
-        Result("bandwidth", "", Verdict.ERROR, "rank 9 died, and rank 3 waited", row=lost),
-        Result("etcd-answers", "", Verdict.WARN, "rank 4 on node-a and rank 11 have another one"),
-    )
-    text = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results), "r")))
-    for row, ranks in ((good, "2 7"), (lost, "7 3")):
-        assert re.search(rf'<tr id="row-{re.escape(str(row))}"[^>]* data-rank="{ranks}"', text)
-    assert 'data-rank="7 3 9"' in text
-    assert 'data-rank="4 11"' in text
 
 
 def test_ranks_are_in_order_whatever_the_record_has() -> None:
