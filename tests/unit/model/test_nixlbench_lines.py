@@ -93,9 +93,9 @@ def test_a_failure_is_of_the_kind_that_its_line_says(trouble: Trouble | None, li
     "line",
     [
         "x Caught signal 11", "x Segmentation fault", "terminate called after x", "double free or corruption",
-        "free(): x", "malloc(): x", "corrupted size", "*** stack smashing detected", "srun: error: x: Killed", "Aborted",
-        "Killed x", "Illegal instruction", "Floating point exception", "Bus error", "x core dumped", "x exited on signal 9",
-        "x oom-kill",
+        "free(): x", "malloc(): x", "corrupted size", "*** stack smashing detected", "srun: error: x: Killed",
+        "Aborted", "Killed x", "Illegal instruction", "Floating point exception", "Bus error", "x core dumped",
+        "x exited on signal 9", "x oom-kill",
     ],
 )  # fmt: skip
 def test_a_crash_is_read_from_what_a_process_or_its_launcher_prints(line: str) -> None:
