@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -61,11 +62,6 @@ def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
     assert [len(document["failing"][0][name]) for name in ("reason", "remedy")] == [2000, 2000]
     check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "verdict_fields": document})
     check(REQUESTS["end"][0], {"code": 4, "verdict": "", "refusal": "no", "verdict_fields": without_results("REFUSED")})
-
-
-def test_a_run_without_figures_has_an_empty_list() -> None:
-    assert verdict_fields([Result("x", "x", Verdict.PASS)], gate=False)["figures"] == []
-    assert without_results("INTERRUPTED")["figures"] == []
 
 
 @pytest.mark.parametrize(
@@ -155,17 +151,78 @@ def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:
     return Result("bandwidth", "t.py::test", verdict, row=key, summary=RowSummary(1e9, 1e-6, 1e-6, 10, floor, 0.0, ()))
 
 
-def test_the_gate_counts_the_rows_that_passed_without_a_floor_and_its_verdict_stays() -> None:
-    floor, none = row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0)
-    line = summary_line([floor, none, none], gate=True)
-    assert line.text == "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"
-    assert line.outcome is summary_line([floor], gate=True).outcome
-    assert next_step(verdict_fields([floor, none], gate=True)) == "accept"
-
-
 def test_only_rows_of_whole_blocks_that_passed_in_the_gate_are_counted_without_a_floor() -> None:
     none, failed = row(Verdict.PASS, 0.0), row(Verdict.FAIL, 0.0)
     assert "floor" not in summary_line([none], gate=False).text
     assert "floor" not in summary_line([failed, row(Verdict.PASS, 1e8)], gate=True).text
     for name in ("kv", "pattern"):
         assert "floor" not in summary_line([row(Verdict.PASS, 0.0, (name, "x"))], gate=True).text
+
+
+FAILED = Result(
+    "slow", "t", Verdict.FAIL, "why", "Mend it.", row=RowKey("UCX", "READ", MemoryPair("DRAM", "DRAM"), 4096)
+)
+
+
+def test_the_verdict_for_programs_has_each_field() -> None:
+    limit = Result("limit", "l", Verdict.PASS, finding="NIXL-X", known_limit=True)
+    none = row(Verdict.NO_EXPECTATION, 0.0)
+    fields = {
+        "verdict": "FAIL", "gate": False, "warnings": 1, "interrupted": "INTERRUPTED", "rows": 1,
+        "checks": {"PASS": 1, "FAIL": 1, "NO-EXPECTATION": 1}, "known_limits": ["NIXL-X"], "failing_left_out": 0,
+        "figures": [],
+        "failing": [{"check": "slow", "row": "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "verdict": "FAIL",
+                     "reason": "why", "remedy": "Mend it."}],
+    }  # fmt: skip
+    assert verdict_fields([none, limit, FAILED], gate=False, interrupted="INTERRUPTED") == fields
+    refused = {**fields, "verdict": "REFUSED", "warnings": 0, "rows": 0, "checks": {}, "known_limits": [],
+               "failing": [], "interrupted": "by Ctrl-C"}  # fmt: skip
+    assert without_results("REFUSED", "by Ctrl-C") == refused
+    passed = verdict_fields([limit], gate=False)
+    failure = {"check": "", "row": "", "verdict": "FAIL", "remedy": "", "reason": "no test was collected (exit code 5)"}
+    assert failed_beside(passed, 5) == {**passed, "verdict": "FAIL", "failing": [failure]}
+
+
+@pytest.mark.parametrize(
+    ("results", "options", "text"),
+    [
+        ([], {}, "NIXL verdict: PASS (no check ran; 0 rows measured)"),
+        ([row(Verdict.PASS, 1e8)], {"gate": True, "left_out": ["faults", "pattern"]},
+         "NIXL gate: PASS (1 PASS; 1 row measured; suites not selected: faults, pattern)"),
+        ([row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0), row(Verdict.PASS, 0.0)], {"gate": True},
+         "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"),
+        ([FAILED], {"interrupted": "INTERRUPTED after 1 of 2 checks: Ctrl-C", "deselected": ["a", "b", "c"]},
+         "NIXL verdict: FAIL, INTERRUPTED after 1 of 2 checks: Ctrl-C (1 FAIL; 0 rows measured; checks deselected: "
+         "a, b, c)"),
+        ([of(Verdict.PASS)], {"interrupted": "INTERRUPTED after 1 of 2 checks: Ctrl-C", "deselected": "abcde"},
+         "NIXL verdict: INTERRUPTED after 1 of 2 checks: Ctrl-C (1 PASS; 0 rows measured; checks deselected: a, b, c "
+         "and 2 more)"),
+        ([row(Verdict.INCONCLUSIVE, 1e8)], {"gate": True},
+         "NIXL gate: INCONCLUSIVE, retry while the machine is quiet (1 INCONCLUSIVE; 1 row measured)"),
+        ([row(Verdict.INCONCLUSIVE, 1e8), of(Verdict.INCONCLUSIVE)], {"gate": True},
+         "NIXL gate: FAIL (2 INCONCLUSIVE; 1 row measured)"),
+        ([of(Verdict.UNKNOWN), of(Verdict.WARN)], {}, "NIXL verdict: INCONCLUSIVE (1 UNKNOWN, 1 WARN; 0 rows measured)"),
+        ([of(Verdict.UNKNOWN), of(Verdict.IMPROVED)], {},
+         "NIXL verdict: PASS, with warnings (1 IMPROVED, 1 UNKNOWN; 0 rows measured)"),
+        ([of(Verdict.NOT_APPLICABLE)], {"gate": True}, "NIXL gate: PASS (1 NOT-APPLICABLE; 0 rows measured)"),
+        ([of(Verdict.NOT_APPLICABLE)], {"code": 1}, "NIXL verdict: NOTHING CHECKED (1 NOT-APPLICABLE; 0 rows measured)"),
+        ([Result(UNMEASURED, "", Verdict.MISSING, "the suite a measured nothing"), FAILED], {},
+         "NIXL verdict: FAIL (1 FAIL, 1 MISSING; 0 rows measured)"),
+    ],
+)  # fmt: skip
+def test_the_last_line_of_a_run(results: list[Result], options: dict[str, Any], text: str) -> None:
+    assert summary_line(results, **{"gate": False, **options}).text == text
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "options", "worst"),
+    [
+        ("PASS", {}, "PASS"), ("PASS UNKNOWN", {}, "WARN"), ("PASS UNKNOWN", {"gate": True}, "FAIL"),
+        ("WARN FAIL PASS", {}, "FAIL"), ("PASS", {"interrupted": "x"}, "FAIL"), ("PASS", {"code": 1}, "FAIL"),
+        ("NOT-APPLICABLE", {}, "WARN"), ("NOT-APPLICABLE", {"code": 1}, "FAIL"), ("MISSING", {}, "FAIL"),
+        ("NOT-APPLICABLE", {"gate": True}, "PASS"), ("", {}, "PASS"),
+    ],
+)  # fmt: skip
+def test_the_outcome_of_a_run_is_its_worst(verdicts: str, options: dict[str, Any], worst: str) -> None:
+    results = [of(Verdict(verdict)) for verdict in verdicts.split()]
+    assert Conclusion.of(results, **{"gate": False, **options}).outcome.name == worst
