@@ -95,24 +95,6 @@ def test_each_result_fails_warns_or_does_neither(gate: bool) -> None:
     assert found["warnings"] == list(outcomes.values()).count(Outcome.WARN)
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "code", "text"),
-    [
-        ("PASS", 0, "PASS"),
-        ("PASS WARN", 0, "PASS, with warnings"),
-        ("PASS INCONCLUSIVE", 0, "PASS, with warnings"),
-        ("INCONCLUSIVE", 0, "INCONCLUSIVE"),
-        ("PASS FAIL", 1, "FAIL"),
-        ("PASS", 1, "FAIL, because a test failed that is not a NIXL check"),
-        ("PASS WARN", 5, "FAIL, because no test was collected"),
-        ("NOT-APPLICABLE MISSING", 0, "NOTHING CHECKED"),
-    ],
-)
-def test_the_words_of_a_run_name_what_fails_it(verdicts: str, code: int, text: str) -> None:
-    results = [Result("x", "x", Verdict(verdict)) for verdict in verdicts.split()]
-    assert str(Conclusion.of(results, gate=False, code=code)) == text
-
-
 BESIDE = "a test failed that is not a NIXL check (exit code 1)"
 
 
@@ -137,14 +119,6 @@ def test_what_fails_a_run_after_its_checks_changes_its_verdict(
     assert interrupted_before(late, "rank 2 is gone")["interrupted"] == late["interrupted"]
 
 
-def test_a_run_that_checked_nothing_says_what_was_not_measured() -> None:
-    assert next_step(without_results("REFUSED")) == "correct"
-    suites = [Result(UNMEASURED, "", Verdict.MISSING, f"the suite {name} measured nothing") for name in "ab"]
-    text = summary_line(suites, gate=False).text
-    assert text.startswith("NIXL verdict: NOTHING CHECKED, because the suite a measured nothing; the suite b measured")
-    assert summary_line(suites, gate=True).text.startswith("NIXL gate: FAIL (2 MISSING")
-
-
 def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:
     """Return the result of a measured row."""
     key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1 << 20, variant=variant)
@@ -159,6 +133,7 @@ def test_only_rows_of_whole_blocks_that_passed_in_the_gate_are_counted_without_a
         assert "floor" not in summary_line([row(Verdict.PASS, 0.0, (name, "x"))], gate=True).text
 
 
+NOTHING = [Result(UNMEASURED, "", Verdict.MISSING, f"the suite {name} measured nothing") for name in "ab"]
 FAILED = Result(
     "slow", "t", Verdict.FAIL, "why", "Mend it.", row=RowKey("UCX", "READ", MemoryPair("DRAM", "DRAM"), 4096)
 )
@@ -186,7 +161,16 @@ def test_the_verdict_for_programs_has_each_field() -> None:
 @pytest.mark.parametrize(
     ("results", "options", "text"),
     [
-        ([], {}, "NIXL verdict: PASS (no check ran; 0 rows measured)"),
+        ([of(Verdict.PASS)], {"code": 1},
+         "NIXL verdict: FAIL, because a test failed that is not a NIXL check (1 PASS; 0 rows measured)"),
+        ([of(Verdict.PASS), of(Verdict.WARN)], {"code": 5},
+         "NIXL verdict: FAIL, because no test was collected (1 PASS, 1 WARN; 0 rows measured)"),
+        ([of(Verdict.PASS), FAILED], {"code": 1}, "NIXL verdict: FAIL (1 PASS, 1 FAIL; 0 rows measured)"),
+        ([of(Verdict.PASS), of(Verdict.WARN)], {"code": 0},
+         "NIXL verdict: PASS, with warnings (1 PASS, 1 WARN; 0 rows measured)"),
+        (NOTHING, {}, "NIXL verdict: NOTHING CHECKED, because the suite a measured nothing; the suite b measured "
+         "nothing (2 MISSING; 0 rows measured)"),
+        (NOTHING, {"gate": True}, "NIXL gate: FAIL (2 MISSING; 0 rows measured)"),
         ([row(Verdict.PASS, 1e8)], {"gate": True, "left_out": ["faults", "pattern"]},
          "NIXL gate: PASS (1 PASS; 1 row measured; suites not selected: faults, pattern)"),
         ([row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0), row(Verdict.PASS, 0.0)], {"gate": True},
@@ -201,11 +185,12 @@ def test_the_verdict_for_programs_has_each_field() -> None:
          "NIXL gate: INCONCLUSIVE, retry while the machine is quiet (1 INCONCLUSIVE; 1 row measured)"),
         ([row(Verdict.INCONCLUSIVE, 1e8), of(Verdict.INCONCLUSIVE)], {"gate": True},
          "NIXL gate: FAIL (2 INCONCLUSIVE; 1 row measured)"),
-        ([of(Verdict.UNKNOWN), of(Verdict.WARN)], {}, "NIXL verdict: INCONCLUSIVE (1 UNKNOWN, 1 WARN; 0 rows measured)"),
+        ([of(Verdict.UNKNOWN), of(Verdict.WARN)], {},
+         "NIXL verdict: INCONCLUSIVE (1 UNKNOWN, 1 WARN; 0 rows measured)"),
         ([of(Verdict.UNKNOWN), of(Verdict.IMPROVED)], {},
          "NIXL verdict: PASS, with warnings (1 IMPROVED, 1 UNKNOWN; 0 rows measured)"),
-        ([of(Verdict.NOT_APPLICABLE)], {"gate": True}, "NIXL gate: PASS (1 NOT-APPLICABLE; 0 rows measured)"),
-        ([of(Verdict.NOT_APPLICABLE)], {"code": 1}, "NIXL verdict: NOTHING CHECKED (1 NOT-APPLICABLE; 0 rows measured)"),
+        ([of(Verdict.NOT_APPLICABLE)], {"code": 1},
+         "NIXL verdict: NOTHING CHECKED (1 NOT-APPLICABLE; 0 rows measured)"),
         ([Result(UNMEASURED, "", Verdict.MISSING, "the suite a measured nothing"), FAILED], {},
          "NIXL verdict: FAIL (1 FAIL, 1 MISSING; 0 rows measured)"),
     ],
@@ -220,7 +205,6 @@ def test_the_last_line_of_a_run(results: list[Result], options: dict[str, Any], 
         ("PASS", {}, "PASS"), ("PASS UNKNOWN", {}, "WARN"), ("PASS UNKNOWN", {"gate": True}, "FAIL"),
         ("WARN FAIL PASS", {}, "FAIL"), ("PASS", {"interrupted": "x"}, "FAIL"), ("PASS", {"code": 1}, "FAIL"),
         ("NOT-APPLICABLE", {}, "WARN"), ("NOT-APPLICABLE", {"code": 1}, "FAIL"), ("MISSING", {}, "FAIL"),
-        ("NOT-APPLICABLE", {"gate": True}, "PASS"), ("", {}, "PASS"),
     ],
 )  # fmt: skip
 def test_the_outcome_of_a_run_is_its_worst(verdicts: str, options: dict[str, Any], worst: str) -> None:

@@ -109,9 +109,7 @@ def test_each_failure_of_no_failed_test_is_a_whole_case_of_its_own(tmp_path: Pat
     ],
     ids=["refused", "refused of a rank", "a peer that ended early", "written again"],
 )  # fmt: skip
-def test_an_end_without_a_result_is_a_case(
-    tmp_path: Path, add: Callable[[Any], None], file: str, case: Any
-) -> None:
+def test_an_end_without_a_result_is_a_case(tmp_path: Path, add: Callable[[Any], None], file: str, case: Any) -> None:
     writer, config = writer_and_config(tmp_path / "r.xml")
     add(config)
     writer.pytest_sessionfinish()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import scipy.stats  # noqa: F401 - its import takes seconds: let no test wait for it
 from helpers.browser import open_page
-from helpers.cli_run import bandwidth, junit_suite, profile
+from helpers.cli_run import bandwidth, junit_suite
 from helpers.records import key, record
 from helpers.report_schemas import read_verdict_file
 from helpers.small_report import BARE_ROW, DIGEST, IMAGE, READ_ROW, WRITE_ROW, small_report
@@ -163,52 +163,6 @@ def test_an_error_or_a_request_in_the_browser_is_noticed(page: Path, tmp_path: P
     opened = open_page(bad, tmp_path)
     assert any("said by the page" in line for line in opened.console)
     assert "http://127.0.0.1:9/x.png" in opened.requests
-
-
-STEPS_US = {"prepare": 1500.0, "make": 300.0, "post": 9000.0, "transfer": 1.4, "notify": 120.0, "release": 20.0}
-
-
-def kv_run() -> RecordedRun:
-    """Return a run with five ways to request KV blocks in both operations, beside a row of whole blocks."""
-    routes = (
-        "contiguous-merged",
-        "contiguous-unmerged",
-        "scattered-initialized",
-        "scattered-prepped",
-        "scattered-unmerged",
-    )
-    rates = {
-        f"UCX/{op}/DRAM:DRAM/32KiB/batch4096/depth1/0-1/kv={route},model=generic,tokens=1024": [number + share]
-        for number, route in enumerate(routes, 1)
-        for op, share in (("WRITE", 0.25), ("READ", 0.5))
-    }
-    data = record("registry.example/nixl:1", {**rates, key("64KiB"): [9.0]}, extra={"steps_us": STEPS_US})
-    return parse_recorded(data, "kv.json")
-
-
-def test_rows_of_kv_requests_differ_in_every_report() -> None:
-    run = kv_run()
-    requests = [row for row in run.rows if row.kv]
-    assert len({row.short for row in requests}) == 10
-    results = [
-        Result("kv-requests", str(row), Verdict.PASS, row=row, summary=figures) for row, figures in run.rows.items()
-    ]
-    texts = [line.text for line in lines(results, gate=False)]
-    assert len([text for text in texts if "kv=scattered-prepped,model=generic,tokens=1024" in text]) == 2
-    heads = [text.split()[:8] for text in texts if text.startswith("backend ")]
-    columns = ["backend", "op", "memory", "block", "batch", "depth"]
-    assert [head[:7] for head in heads] == [[*columns, "GB/s"], [*columns, "variant"]]  # a table for each
-    assert [text for text in texts if " : " in text] == []
-    restored = [Result.from_plain(result.plain()) for result in results]
-    assert restored == results
-    assert restored[0].summary is not None
-    assert restored[0].summary.steps == pytest.approx({name: value / 1e6 for name, value in STEPS_US.items()})
-
-
-@pytest.mark.parametrize("steps", [{"make": -1.0}, {str(number): 1.0 for number in range(17)}, {"make": float("inf")}])
-def test_a_record_with_wrong_steps_is_refused(steps: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="more than 16 steps, or one that is not a number from zero on"):
-        parse_recorded(record("x", {key("64KiB"): [9.0]}, extra={"steps_us": steps}), "kv.json")
 
 
 def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
@@ -460,29 +414,6 @@ def test_a_summary_that_is_a_fifo_is_reported_and_not_waited_for(
     once = (tmp_path / "summary.md").read_text()
     add_summary(report)
     assert (tmp_path / "summary.md").read_text() == 2 * once
-
-
-@pytest.mark.long
-def test_only_a_github_job_gets_a_summary_and_annotations(tmp_path: Path) -> None:
-    path = tmp_path / "summary.md"
-    arguments = (
-        "--nixl-op=WRITE",
-        "--nixl-duration=20ms",
-        f"--nixl-profile={profile(tmp_path / 'p.toml', IMPOSSIBLE)}",
-    )
-    env = {"GITHUB_STEP_SUMMARY": str(path), "GITHUB_ACTIONS": ""}
-    assert "::error" not in bandwidth(*arguments, env=env).output
-    assert not path.exists()
-    done = bandwidth(*arguments, "--nixl-image=nixl:7", env={**env, "GITHUB_ACTIONS": "true"})
-    [line] = [line for line in done.output.splitlines() if line.startswith("::error ")]
-    assert line.startswith("::error title=NIXL FAIL bandwidth::UCX WRITE DRAM%3ADRAM of 64KiB".replace("%3A", ":"))
-    text = path.read_text()
-    assert text.startswith("## NIXL verdict: FAIL\n\nnixl:7 on ")
-    assert "| UCX WRITE DRAM:DRAM 64KiB | " in text
-
-
-#: A latency bound instead of a floor, because contention keeps a row below its floor from failing.
-IMPOSSIBLE = "p99 = '1 ns'"
 
 
 @pytest.mark.long
