@@ -52,7 +52,6 @@ _UNITS = {
 _NEEDED = {"block", "batch", "bandwidth"}
 # The number of digits is limited so that every number can be read. C++ prints inf and nan for a division by zero.
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?|-?inf|-?nan")
-_NUMERIC = frozenset("0123456789-+ ")
 _WARNS = frozenset("wW[")
 
 _FLAG = re.compile(r"\(--(\w+)")
@@ -259,7 +258,7 @@ class _Reader:
         elif self._configuring:
             if len(self._values) < _MOST_LINES:
                 self._values.update(_option(line))
-        elif self._columns and line[0] in _NUMERIC and (row := _row(line, self._columns)):
+        elif self._columns and (row := _row(line, self._columns)):
             if len(self._rows) < _MOST_ROWS:
                 self._rows.append(row)
         else:

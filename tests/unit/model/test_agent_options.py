@@ -93,7 +93,9 @@ def test_a_parameter_that_may_hold_a_secret_is_refused_because_test_ids_show_it(
 
 
 def test_the_value_of_a_parameter_has_no_slash_and_no_space() -> None:
-    assert parse_parameters("UCX:a=b=2") == (BackendParameter("UCX", "a", "b=2"),)
+    assert parse_parameters(" ucx:a=b=2:c , UCX:b=1") == (
+        BackendParameter("UCX", "a", "b=2:c"), BackendParameter("UCX", "b", "1")
+    )  # fmt: skip
     for text in ("UCX:a=/tmp", "UCX:a=b c", "UCX:a=b\x7f", f"UCX:a={'b' * 201}"):
         with pytest.raises(ValueError, match="has a space or a /, or over 200 characters, which a row key cannot hold"):
             parse_parameters(text)

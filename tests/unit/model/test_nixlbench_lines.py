@@ -19,6 +19,8 @@ from pytest_nixl.model.nixlbench_output import (
 )
 from pytest_nixl.model.nixlbench_table import read_files, read_output
 
+#: The options that only newer releases print.
+NEWER = ("reregister_mem", "pipeline_depth", "use_hugepages", "prepared_xfer")
 ROLE = "Init nixl worker, dev all rank 3, type initiator, hostname h"
 ROLES = {"roles": frozenset({(3, "initiator")})}
 UCX = "[1763640000.0] [vm:12:0]     ucp_context.c:12  UCX"
@@ -171,9 +173,70 @@ def test_a_line_belongs_to_the_rank_of_its_label(tmp_path: Path) -> None:
         "[1,]<stdout>: ": "", "[1,7]<std>: ": "", ": ": "", "12345678: ": "",
     }  # fmt: skip
     path = tmp_path / "nixlbench.out"
-    path.write_text("".join(f"{label}{INVALID}\n" for label in labels) + "3: cut")
+    path.write_text("".join(f"{label}{INVALID} \n" for label in labels) + "3: cut")
     texts = [f"{'' if rank else label}{INVALID}" for label, rank in labels.items()]
     output = read_files([path])
     assert output == NixlbenchOutput(
         faults=tuple(Fault(Trouble.URI_NOT_VALID, text) for text in texts), unfinished="cut"
     )
+
+
+def test_the_outputs_of_two_ranks_are_one(tmp_path: Path) -> None:
+    """The configuration and the report are those of the rank with the table; its row is counted once for each table."""
+    texts = {
+        "target": (
+            f"WARNING: odd\nETCD Runtime: Registered as rank 1 item 2 of 2\n{ROLE.replace('3', '1')}\nError: a\n"
+            "Waiting for all processes to start... (expecting 2 total: 1 initiators and 1 targets)\n"
+            "Connecting to ETCD at http://a:1\nAll processes are ready to proceed\nAborted\nexit code 134\n[1] | a |\nx"
+        ),
+        "initiator": (
+            "WARNING: odd\nETCD Runtime: Registered as rank 1 item 1 of 2\n"
+            f"{ROLE}\nNIXLBench Configuration\nSome : b\n----\nBlock Size (B)  Batch Size  B/W (GB/Sec)\n"
+            "4096 1 2\nError: b\nKilled\nnixlbench: keepalive lost\nexit code 1\n[1] | b |\ny"
+        ),
+    }
+    paths = [tmp_path / name for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text)
+    duplicate = Fault(Trouble.DUPLICATE_RANK, "two processes registered as rank 1 of 2")
+    assert read_files(paths) == NixlbenchOutput(
+        rows=(NixlbenchRow(4096, 1, 2e9),), configuration=Configuration({"some": "b"}),
+        registrations=(NixlbenchRegistration(1, 2, 2), NixlbenchRegistration(1, 1, 2)), warnings=("WARNING: odd",),
+        faults=(Fault(Trouble.OTHER, "Error: a"), Fault(Trouble.OTHER, "Error: b"), duplicate), tables=1,
+        endpoint="http://a:1", ready=True, unfinished="y", roles=frozenset({(1, "initiator"), (3, "initiator")}),
+        expected={"initiator": 1, "target": 1}, report="[1] | b |", crashes=("Aborted", "Killed"),
+        losses=("nixlbench: keepalive lost",), endings=frozenset({(1, 134), (3, 1)}),
+    )  # fmt: skip
+    assert isinstance(read_files(paths[:1]).endings, frozenset)
+    assert read_files([]) == NixlbenchOutput()
+
+
+@pytest.mark.parametrize(
+    ("times", "spread"),
+    [
+        ({"post_avg": 1.0, "post_p99": 2.0, "transfer_avg": 3.0, "transfer_p99": 8.0}, 2.0),
+        ({"post_avg": 1.0, "post_p99": 8.0, "transfer_avg": 3.0, "transfer_p99": 2.0}, 2.0),
+        ({"transfer_avg": 4.0, "transfer_p99": 8.0}, 2.0), ({"post_p99": 8.0}, 0.0), ({"post_avg": 1.0}, 0.0),
+    ],
+)  # fmt: skip
+def test_the_spread_of_a_row_is_its_slowest_time_by_its_average(times: dict[str, float], spread: float) -> None:
+    assert NixlbenchRow(4096, 1, 1e9, **times).spread == spread
+
+
+@pytest.mark.parametrize(
+    ("changed", "lacking"),
+    [
+        ({}, ()),
+        ({"prepared_xfer": "1"}, ("reregister_mem", "pipeline_depth", "use_hugepages")),
+        ({"pipeline_depth": "1"}, ("reregister_mem", "use_hugepages")),
+        ({"start_block_size": "many", "num_iter": None}, ("start_block_size", "num_iter")),
+    ],
+)
+def test_a_configuration_lacks_what_nixlbench_prints_in_each_run(
+    changed: dict[str, str | None], lacking: tuple[str, ...]
+) -> None:
+    text = (Path(__file__).parents[3] / "fixtures/nixlbench/01_normal.rank_a.out").read_text()
+    printed = read_output(text).configuration.values
+    values = {name: value for name, value in {**printed, **changed}.items() if value is not None}
+    older = {name: value for name, value in values.items() if name in changed or name not in NEWER}
+    assert Configuration(older).lacking() == lacking

@@ -28,6 +28,8 @@ def test_the_rate_of_a_window_is_its_bytes_divided_by_its_time() -> None:
 def test_the_bandwidth_is_the_median_over_the_windows() -> None:
     assert LAUNCH.bandwidth == 655360.0
     assert replace(LAUNCH, windows=(1.0, 2.0), transfers=(10, 30)).bandwidth == (655360.0 + 983040.0) / 2
+    launches = replace(LAUNCH, windows=(1.0,) * 5, transfers=(1, 3, 2, 4, 9), windows_of_launches=(3, 1, 1))
+    assert (launches.values, launches.bandwidth) == ((131072.0, 262144.0, 589824.0), 262144.0)
 
 
 def test_a_window_without_its_count_is_refused() -> None:
