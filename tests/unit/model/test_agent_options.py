@@ -85,7 +85,8 @@ def test_the_order_of_parameters_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["UCX:secret_key=X", "POSIX:api_token=X", "GDS_MT:db_pw=X", "UCX:a=hf_0123456789abcdefghij"]
+    "text",
+    ["UCX:secret_key=X", "obj:secret_key=X", "POSIX:api_token=X", "GDS_MT:db_pw=X", "UCX:a=hf_0123456789abcdefghij"],
 )
 def test_a_parameter_that_may_hold_a_secret_is_refused_because_test_ids_show_it(text: str) -> None:
     with pytest.raises(ValueError, match="may hold a secret, and parameters are recorded"):
@@ -102,4 +103,4 @@ def test_the_value_of_a_parameter_has_no_slash_and_no_space() -> None:
 
 
 def test_threads_as_typed() -> None:
-    assert [parse_threads(text) for text in ("4", "8:0", "none", "004")] == [(4, 4), (8, 0), None, (4, 4)]
+    assert [parse_threads(text) for text in ("4", " 8 : 0", " none ", "004")] == [(4, 4), (8, 0), None, (4, 4)]

@@ -128,7 +128,7 @@ def test_a_finding_has_a_separate_line_in_the_summary(
 
 
 def _limit(id: str, verdict: Verdict = Verdict.PASS) -> Result:
-    return Result("x", id, verdict, finding=id, known_limit=verdict is Verdict.PASS)
+    return Result("x", id, verdict, finding=id, known_limit=bool(id) and verdict is Verdict.PASS)
 
 
 def test_a_finding_that_affects_the_deployment_does_not_count_as_known_limit() -> None:
@@ -138,6 +138,11 @@ def test_a_finding_that_affects_the_deployment_does_not_count_as_known_limit() -
     assert known_limits_line([_limit("A")], "") == (
         "1 known limit of NIXL, seen only under conditions that the checks made: `pytest-nixl explain --findings`"
     )
+    assert known_limits_line([_limit("A"), _limit("A"), _limit("B", Verdict.FAIL), _limit("")], "1.5.1") == (
+        "1 more known limit of NIXL 1.5.1, seen only under conditions that the checks made: `pytest-nixl explain "
+        "--findings`"
+    )
+    assert known_limits([_limit("A"), _limit("A")]) == ["A"]
     assert known_limits_line([Result("x", "y", Verdict.PASS)], "1.5.1") == ""
 
 

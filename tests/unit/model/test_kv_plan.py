@@ -105,6 +105,9 @@ def test_different_sizes_of_the_sides_split_the_larger_block(
 ) -> None:
     ours = plan(name, tp=tp)
     assert (ours.block_bytes, ours.decode_block_bytes, ours.pieces) == (prefill, decode, pieces)
+    assert ours.piece_bytes == min(prefill, decode)
+    parts = (pieces, 1) if prefill > decode else (1, pieces)
+    assert (ours.pieces_of("WRITE"), ours.pieces_of("READ")) == (parts, parts[::-1])
     assert ours.descriptors == plan(name).descriptors
     assert ours.bytes_per_rank == ours.descriptors * prefill
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixlbench_output import (
     Configuration,
     Fault,
@@ -18,6 +19,7 @@ from pytest_nixl.model.nixlbench_output import (
     Trouble,
 )
 from pytest_nixl.model.nixlbench_table import read_files, read_output
+from pytest_nixl.model.row_key import RowKey
 
 #: The options that only newer releases print.
 NEWER = ("reregister_mem", "pipeline_depth", "use_hugepages", "prepared_xfer")
@@ -135,13 +137,13 @@ def test_a_table_without_a_bandwidth_in_a_known_unit_is_none(head: str) -> None:
     [
         ("Op type (--op_type=[READ,WRITE]) : WRITE", {"op_type": "WRITE"}),
         ("Odd (--)  : 1", {"odd_(--)": "1"}),
-        ("Odd Name  : a: b", {"odd_name": "a: b"}),
+        ("Odd Name  :   a: b", {"odd_name": "a: b"}),
         ("Odd Name:", {"odd_name": ""}),
         ("Odd Name", {}),
     ],
 )
 def test_a_line_of_the_configuration_is_a_flag_or_a_name_with_its_value(line: str, values: dict[str, str]) -> None:
-    output = read_output(f"NIXLBench Configuration\n{line}\n-----\nEnd : 1\n")
+    output = read_output(f"NIXLBench Configuration\n{line}\n------ of it\nEnd : 1\n")
     assert output == NixlbenchOutput(configuration=Configuration(values))
 
 
@@ -207,7 +209,8 @@ def test_the_outputs_of_two_ranks_are_one(tmp_path: Path) -> None:
         expected={"initiator": 1, "target": 1}, report="[1] | b |", crashes=("Aborted", "Killed"),
         losses=("nixlbench: keepalive lost",), endings=frozenset({(1, 134), (3, 1)}),
     )  # fmt: skip
-    assert isinstance(read_files(paths[:1]).endings, frozenset)
+    first = read_files(paths[:1])
+    assert (type(first.roles), type(first.endings)) == (frozenset, frozenset)
     assert read_files([]) == NixlbenchOutput()
 
 
@@ -240,3 +243,22 @@ def test_a_configuration_lacks_what_nixlbench_prints_in_each_run(
     values = {name: value for name, value in {**printed, **changed}.items() if value is not None}
     older = {name: value for name, value in values.items() if name in changed or name not in NEWER}
     assert Configuration(older).lacking() == lacking
+
+
+def test_a_configuration_names_the_row_of_a_block_and_a_batch() -> None:
+    values = {"backend": "ucx", "op_type": "write", "initiator_seg_type": "vram", "target_seg_type": "dram"}
+    assert Configuration(values).key(4096, 2) == RowKey("UCX", "WRITE", MemoryPair("VRAM", "DRAM"), 4096, 2)
+    stored = Configuration({**values, "backend": "posix", "pipeline_depth": "8", "device_list": "a,,b"})
+    assert stored.key(1, 1) == RowKey("POSIX", "WRITE", MemoryPair("VRAM", "FILE"), 1, 1, 8)
+    assert (stored.devices, Configuration().devices) == (("a", "b"), ())
+    assert [Configuration({"n": text}).count("n") for text in ("010", "0", "-1", "1.5", "")] == [
+        10,
+        None,
+        None,
+        None,
+        None,
+    ]
+    counts = {"num_iter": "160", "warmup_iter": "0", "large_blk_iter_ftr": "16"}
+    assert [Configuration({**counts, "warmup_iter": warmup}).transfers(block) for warmup, block in
+            (("0", 1 << 20), ("0", (1 << 20) + 1), ("32", 2 << 20), ("", 1))] == [
+        (160, 0), (10, 0), (10, 2), None]  # fmt: skip

@@ -78,6 +78,7 @@ def test_a_matrix_has_the_sizes_of_its_file(tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("0 1M 0\n0 0 6K\n0 0 0\n")
     assert matrix.name == pattern(str(file)).name != pattern(str(other)).name
+    assert hash(matrix) == hash(pattern(str(file)))
     assert re.fullmatch("matrix-[0-9a-f]{8}", matrix.name)
     assert (str(matrix), [str(flow) for flow in matrix.flows]) == (f"{matrix.name} of 3 ranks", ["0->1", "1->2"])
 
@@ -110,8 +111,9 @@ def test_a_number_of_ranks_without_a_pattern_is_refused(text: str) -> None:
 
 
 def test_what_is_neither_a_name_nor_a_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="incst cannot be read: No such file"):
-        PatternChoice.parse("incst")
+    for text, message in (("incst", "incst cannot be read: No such file"), (" ", "^' ' is not a pattern$")):
+        with pytest.raises(ValueError, match=message):
+            PatternChoice.parse(text)
 
 
 @pytest.mark.parametrize("ranks", range(2, 34))
