@@ -112,19 +112,8 @@ def test_the_page_in_a_browser_has_no_error_loads_nothing_and_shows_its_charts(p
     ]
     labels = re.findall(r'aria-label="((?:bandwidth|latency|history) of [^"]*)"', text)
     assert [label.partition(" ")[0] for label in labels] == ["bandwidth"] + ["latency"] * 2 + ["history"] * 27
-    assert len(re.findall(r'<polyline class="line s\d before"', text)) == 2  # the baseline's, of both operations
-    assert 'class="dot s0 before"' in text
-    contents = re.findall(r'<li><a href="#([^"]*)">([^<]*)</a></li>', text.partition("<nav")[2].partition("</nav>")[0])
-    assert [title for _, title in contents] == titles
-    assert len(re.findall(r'class="mark"', text)) == 8  # one for the change of each READ row
-    assert re.search(r'<td class="cell slow"[^>]*>7.1<small>eth0</small></td>', text)
-    assert "slowest: rank 2 to rank 3, 7.1 GB/s, 59 % of the fastest" in text
-    assert re.search(r'<tr class="changed"><td class="wrap">versions ucx</td><td class="wrap">1.19.0</td>', text)
     assert text.count("<script") == 1
     assert HOSTILE not in text
-    assert 'id="check-bandwidth" href="#check-bandwidth"' in text
-    anchors = re.findall(r' id="([^"]*)"', text)
-    assert len(anchors) == len(set(anchors))
 
 
 def test_a_heading_sorts_the_table_of_rows(page: Path, tmp_path: Path) -> None:
