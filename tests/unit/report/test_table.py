@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from pytest_nixl import cli
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
+from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.table import lines
 from pytest_nixl.session.selection import check_ids_by_suite
@@ -141,25 +140,47 @@ def test_many_rows_with_the_same_fault_are_named_in_one_line() -> None:
     assert len([line for line in apart if line.startswith("WRONG-TRANSPORT: UCX WRITE DRAM:DRAM of ")]) == 15
 
 
-def test_nixlbench_is_compared_with_rows_of_its_notifications_and_pages() -> None:
-    def measured(key: str, bandwidth: float) -> Result:
-        figures = RowSummary(
-            bandwidth=bandwidth, p50=1e-6, p99=1e-6, transfers=1, floor=0.0, ceiling=0.0, transports=()
-        )
-        return Result("bandwidth", key, Verdict.PASS, row=RowKey.parse(key), summary=figures)
+def measured(key: str, gigabytes: float, verdict: Verdict = Verdict.PASS, *ratios: RawRatio) -> Result:
+    """Return the result of a row of 4 KiB from host memory to host memory, by backend, operation and variant."""
+    backend, op, *variant = key.split("/")
+    row = RowKey.parse("/".join((backend, op, "DRAM:DRAM/4KiB/batch1/depth1/0-1", *variant)))
+    figures = RowSummary(gigabytes * 1e9, 1e-6, 1e-6, 1, 0.0, 0.0, ())
+    return Result("bandwidth", key, verdict, row=row, summary=figures, ratios=ratios)
 
-    plain = "UCX/WRITE/DRAM:DRAM/4KiB/batch1/depth1/0-1"
-    nixlbench, last = measured(f"nixlbench:{plain}", 0.4e9), measured(plain, 2.4e9)
-    assert not [line for line in lines([last, nixlbench], gate=False) if ": nixlbench" in line.text]
-    huge, base = (measured(f"{plain}/notify=each{pages}", 0.5e9) for pages in ("", ",pages=base"))
-    [ratio_line] = [
-        line.text for line in lines([last, huge, base, nixlbench], gate=False) if ": nixlbench" in line.text
-    ]
-    assert re.fullmatch(r"UCX : nixlbench:UCX  WRITE  DRAM:DRAM +4KiB  notify=each,pages=base  1\.25", ratio_line)
-    program = "nixlbench[use_hugepages=1]"
-    rows = [huge, base, measured(f"{program}:{plain}", 0.4e9)]
-    [ratio_line] = [line.text for line in lines(rows, gate=False) if ": nixlbench" in line.text]
-    assert ratio_line.endswith("  notify=each  pages=huge  1.25")
+
+RAW = RawMeasurement("fi_rma_bw", "rma", 4e9, "1.22", ("efa", "tcp"))
+RAW_KEY = RowKey.parse("UCX/READ/DRAM:VRAM@2/1MiB/batch8/depth4/2-5/pages=base")
+LAST, BASE = "UCX/WRITE", "UCX/WRITE/notify=each,pages=base"
+
+
+@pytest.mark.parametrize(
+    ("results", "ratios"),
+    [
+        ([measured(LAST, 2), measured("LIBFABRIC/WRITE", 1), measured("POSIX/WRITE", 5), measured("UCX/READ", 3)],
+         ["LIBFABRIC : UCX  WRITE  DRAM:DRAM    4KiB  pages=huge  0.50",
+          "POSIX : UCX  WRITE  DRAM:DRAM    4KiB  pages=huge  2.50"]),
+        ([measured(LAST, 2), measured(LAST, 1), measured("LIBFABRIC/WRITE", 1, Verdict.CORRUPT)], []),
+        ([measured(LAST, 2.4), measured("nixlbench:UCX/WRITE", 0.4)], []),
+        ([measured(LAST, 2.4), measured("UCX/WRITE/notify=each", 0.5), measured(BASE, 0.5),
+          measured("nixlbench:UCX/WRITE", 0.4), measured("nixlbench:LIBFABRIC/WRITE", 0.1)],
+         ["UCX : nixlbench:UCX  WRITE  DRAM:DRAM    4KiB  notify=each,pages=base  1.25"]),
+        ([measured("UCX/WRITE/notify=each", 0.5), measured(BASE, 0.5),
+          measured("nixlbench[use_hugepages=1]:UCX/WRITE", 1)],
+         ["UCX : nixlbench[use_hugepages=1]:UCX  WRITE  DRAM:DRAM    4KiB  notify=each  pages=huge  0.50"]),
+        ([measured(LAST, 4), measured("UCX/WRITE/footprint=1GiB", 1), measured("UCX/READ/footprint=1GiB", 1)],
+         ["cold : hot  UCX  WRITE  DRAM:DRAM    4KiB  footprint=1GiB  pages=huge  0.25  (1 of 4 GB/s with the bytes of "
+          "each transfer in the caches)"]),
+        ([measured(LAST, 4, Verdict.ERROR), measured("UCX/WRITE/footprint=1GiB", 1)], []),
+        ([measured(LAST, 4, Verdict.PASS, RawRatio(RAW_KEY, 1e9, RAW), RawRatio(RAW_KEY, 2e9, RAW, comparable=False),
+                   RawRatio(UnknownKey("later"), 2e9, RAW))],
+         ["UCX : fi_rma_bw  READ   DRAM:VRAM@2    1MiB  batch8  depth4  2-5  pages=base  0.25  of 4 GB/s by fi_rma_bw "
+          "(rma, 1.22) over efa+tcp",
+          "later : fi_rma_bw  0.50  of 4 GB/s by fi_rma_bw (rma, 1.22) over efa+tcp"]),
+    ],
+    ids=["backends", "twice, or wrong", "nixlbench notifies", "nixlbench", "huge pages", "cold", "failed", "raw"],
+)  # fmt: skip
+def test_rows_are_compared_with_those_that_are_alike(results: list[Result], ratios: list[str]) -> None:
+    assert [text for text in texts(results) if " : " in text] == ratios
 
 
 def test_one_cause_of_many_checks_stands_once_above_them() -> None:
