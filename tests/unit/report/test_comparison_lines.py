@@ -48,7 +48,8 @@ def half(*sizes: str, name: str = "h1", transports: Sequence[str] = ("tcp/eth0",
 @pytest.mark.parametrize(
     ("now", "text", "outcomes"),
     [
-        (half("4KiB", "1MiB", "2MiB", name="h2", transports=(), results=[WRONG, CORRUPT], environment={"UCX_TLS": "tcp"}),
+        (half("4KiB", "1MiB", "2MiB", name="h2", transports=(), results=[WRONG, CORRUPT],
+              environment={"UCX_TLS": "tcp"}),
          ALL, [Outcome.FAIL] * 3),
         (half("1MiB", results=[WRONG]), FAILED, [Outcome.FAIL]),
     ],
