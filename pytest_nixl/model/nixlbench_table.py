@@ -192,7 +192,7 @@ def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
     registrations = [registration for output in outputs for registration in output.registrations]
     faults = [fault for output in outputs for fault in output.faults]
     occurrences = Counter((registration.rank, registration.size) for registration in registrations)
-    already = {fault.text for fault in faults if fault.trouble is Trouble.DUPLICATE_RANK}
+    already = {fault.text for fault in faults}
     for (rank, size), count in occurrences.items():
         fault = _duplicate(rank, size)
         if count > 1 and fault.text not in already:

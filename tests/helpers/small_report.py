@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from helpers.records import key, record
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.figure import Figure
@@ -14,7 +16,7 @@ from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 WRITE_ROW, READ_ROW = key("4KiB"), "UCX/READ/DRAM:VRAM/64KiB/batch8/depth4/2-5/notify=each"
 BARE_ROW = key("1MiB", backend="LIBFABRIC")
-HOST = {"name": "n-a", "cpu": "a CPU", "cores": 8, "gpus": 0, "nics": {}}
+HOST: dict[str, Any] = {"name": "n-a", "cpu": "a CPU", "cores": 8, "gpus": 0, "nics": {}}
 #: A name with every sign that a format has a meaning for.
 IMAGE, DIGEST = 'reg/"a"|\\nb*\nc:2', f"sha256:{32 * '12'}"
 

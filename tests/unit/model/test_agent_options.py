@@ -103,4 +103,6 @@ def test_the_value_of_a_parameter_has_no_slash_and_no_space() -> None:
 
 
 def test_threads_as_typed() -> None:
+    with pytest.raises(ValueError, match=r"^'0:0' does not give threads to one side or both$"):
+        parse_threads("0:0")
     assert [parse_threads(text) for text in ("4", " 8 : 0", " none ", "004")] == [(4, 4), (8, 0), None, (4, 4)]

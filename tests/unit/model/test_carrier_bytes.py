@@ -56,6 +56,7 @@ def test_reported_device_is_kept_and_unread_devices_are_not_added() -> None:
         # Devices that were not read contradict nothing.
         (["tcp/bond0"], IDLE),
         (["tcp/eth0", "tcp/bond0"], IDLE),
+        (["tcp/eth0", "cma/memory"], IDLE),
         (["rc_mlx5/mlx5_9:1"], IDLE),
         (["verbs"], IDLE),
         (["cma/memory"], IDLE),

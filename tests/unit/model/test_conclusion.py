@@ -210,3 +210,7 @@ def test_the_last_line_of_a_run(results: list[Result], options: dict[str, Any], 
 def test_the_outcome_of_a_run_is_its_worst(verdicts: str, options: dict[str, Any], worst: str) -> None:
     results = [of(Verdict(verdict)) for verdict in verdicts.split()]
     assert Conclusion.of(results, **{"gate": False, **options}).outcome.name == worst
+
+
+def test_a_run_that_a_test_without_a_check_fails_is_fail() -> None:
+    assert Conclusion.of([of(Verdict.PASS)], gate=False, code=1).verdict == "FAIL"

@@ -11,7 +11,8 @@ from helpers.cli_run import ROOT
 
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.brief_output import quiet_benchmarks, status_word, without_benchmark_header
+from pytest_nixl.report.brief_output import BriefOutput, quiet_benchmarks, status_word, without_benchmark_header
+from pytest_nixl.session.run import LiveRecord
 
 OF_BENCHMARK = "benchmark: 5.3.1 (defaults: timer=time.perf_counter disable_gc=False)"
 HEADERS = [OF_BENCHMARK, [OF_BENCHMARK], "rootdir: /x", "my benchmark: 5.3.1 (defaults: x)", "benchmark: 5.3.1"]
@@ -47,7 +48,8 @@ def test_a_run_of_the_suites_alone_has_no_line_of_pytest_benchmark(config: Any, 
 
 @pytest.mark.parametrize("option", ["benchmark_compare", "benchmark_histogram", "benchmark_cprofile"])
 def test_the_table_of_pytest_benchmark_stays_if_an_option_asks_for_more(option: str) -> None:
-    config = config_of("suites", **{option: "x"})
+    config = config_of("suites")
+    config.getoption = lambda name, default=None: "x" if name == option else default
     quiet_benchmarks(config)
     assert vars(config.option) == {}
 
@@ -71,3 +73,35 @@ def test_the_word_of_a_measured_row_is_its_verdict_and_bandwidth(
 ) -> None:
     report = SimpleNamespace(when=when, outcome=outcome, nixl_result=result)
     assert status_word(cast(pytest.TestReport, report)) == word
+
+
+FAILED = Result("c", "t", Verdict.FAIL, "it is wrong", "Mend it.", repeat="pytest t.py")
+TOLD = SimpleNamespace(nixl_result=FAILED, longrepr="FAIL: it is wrong\nremedy: Mend it.", sections=[])
+UNTOLD = [
+    SimpleNamespace(**{**vars(TOLD), **other})
+    for other in ({"sections": ["log"]}, {"longrepr": "it is wrong\nmore"}, {"longrepr": ()}, {"nixl_result": None})
+]  # fmt: skip
+WARNINGS = [SimpleNamespace(message=text) for text in ("t.py:1: NixlWarning: it warns", "t.py:1: UserWarning: other")]
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "path", "warnings", "failed"),
+    [(0, ROOT / "suites/bandwidth/test_bandwidth.py", WARNINGS[1:], UNTOLD), (0, ROOT / "t.py", WARNINGS, UNTOLD),
+     (1, ROOT / "suites/bandwidth/test_bandwidth.py", WARNINGS, [TOLD, *UNTOLD])],
+    ids=["suites", "tests of a user", "-v"],
+)  # fmt: skip
+def test_pytest_does_not_tell_what_the_report_tells_and_counts_it_again(
+    verbosity: int, path: Any, warnings: list[object], failed: list[object]
+) -> None:
+    stats: dict[str, list[Any]] = {"warnings": WARNINGS, "failed": [TOLD, *UNTOLD], "error": [], "passed": [1]}
+    run: Any = SimpleNamespace(usable=True, serves=False, parallel=False, record=LiveRecord())
+    terminal: Any = SimpleNamespace(verbosity=verbosity, stats=dict(stats))
+    plugin = BriefOutput(run)
+    option = SimpleNamespace(option=SimpleNamespace(collectonly=False))
+    plugin.pytest_collection_finish(cast(Any, SimpleNamespace(config=option, items=[SimpleNamespace(path=path)])))
+    summary = plugin.pytest_terminal_summary(terminal)
+    next(summary)
+    assert terminal.stats == {**stats, "warnings": warnings, "failed": failed}
+    with pytest.raises(StopIteration):
+        next(summary)
+    assert terminal.stats == {**stats, "warnings": warnings}

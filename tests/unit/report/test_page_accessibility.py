@@ -205,12 +205,13 @@ def test_a_section_of_the_docs_is_a_command_and_on_a_site_a_link(
 
 
 def test_a_sentence_has_no_backtick_and_an_option_is_not_broken() -> None:
-    remedy = "Run `pytest-nixl doctor --peer=HOST`, or choose <one>: --nixl-profile=tcp-loopback."
+    remedy = "Run `pytest-nixl doctor --peer=HOST`, or choose <one>: --nixl-profile=tcp-loopback, not x--y."
     text = page(RunReport(recorded(2.0, (Result("theirs", "t", Verdict.FAIL, "see `ibstat -l`", remedy),))))
     body = text.partition("<script>")[0]
     assert "`" not in body
     whole = [element.words for element in Elements(text).found if element.attributes.get("class") == "word"]
-    assert {"--peer=HOST", "--nixl-profile=tcp-loopback.", "-l"} <= set(whole)
+    assert {"--peer=HOST", "--nixl-profile=tcp-loopback,", "-l"} <= set(whole)
+    assert not {"", "--y."} & set(whole)
     texts = [
         element.inside[0].words for element in Elements(text).found if element.attributes.get("class") == "command"
     ]

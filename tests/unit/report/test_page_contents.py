@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
+from typing import Any
 
 from helpers.records import key, record
 from helpers.small_report import BARE_ROW, READ_ROW, WRITE_ROW, small_report
@@ -158,19 +159,28 @@ def test_the_page_of_a_gate_between_three_ranks() -> None:
         Result("gpus", "u", Verdict.NOT_APPLICABLE, "no GPU", row=RowKey.parse(key("4KiB"))),
         Result("gpus", "u", Verdict.NOT_APPLICABLE, "", finding="NIXL-X"),
         Result("gpus", "u", Verdict.NOT_APPLICABLE, "no GPU"),
-        *(Result("ranks", f"{number}", Verdict.FAIL, f"ranks {number} and others", "Ask.", repeat=f"pytest {number}")
-          for number in range(6)),
+        *(Result("ranks", "r", Verdict.FAIL, f"the ranks of pranks 9: rank {n}", "Ask.", repeat=f"pytest {n}")
+          for n in range(6)),
     )  # fmt: skip
-    host = {"name": "", "ranks": ["a", "b", "a"], "cpu": "a CPU", "cores": 8, "gpus": 0, "nics": {"eth0": "1 Gb/s"}}
+    host: dict[str, Any] = {
+        "name": "",
+        "ranks": ["a", "b", "a"],
+        "cpu": "a CPU",
+        "cores": 8,
+        "gpus": 0,
+        "nics": {"eth0": "1 Gb/s"},
+    }
     data = record("", {str(good): [12.0], str(slow): [6.0]}, results=results, **host)
     run = replace(parse_recorded(data, "run.json"), notes=("a note",))
-    assert outline(page(RunReport(run, gate=True, chosen={"level": "quick"}))) == [
+    text = page(RunReport(run, gate=True, chosen={"level": "quick"}))
+    assert re.findall(r'data-backend="" data-memory="" data-rank="([^"]*)"', text) == list("012345")
+    assert outline(text) == [
         "NIXL gate",
         "[verdict fail] FAIL",
         "ERROR rank 2 died: see dmesg -T, or --nixl-log-dir (rank 3 waited)",
         "MISSING UCX/WRITE/DRAM:DRAM/64MiB/batch1/depth1/2-1",
         "NO-EXPECTATION nothing is expected",
-        "FAIL ranks 0 and others (and 5 more like it, below)",
+        "FAIL the ranks of pranks 9: rank 0 (and 5 more like it, below)",
         "[next] Next: reject: do what the first remedy says, then repeat its command",
         "[command] Run a --b (--c).",
         "[about]",
@@ -202,12 +212,12 @@ def test_the_page_of_a_gate_between_three_ranks() -> None:
         "[command] pytest-nixl explain bandwidth",
         "[card fail]",
         "FAIL: [check-ranks] ranks",
-        "ranks 0 and others",
-        "ranks 1 and others",
-        "ranks 2 and others",
-        "ranks 3 and others",
-        "ranks 4 and others",
-        "ranks 5 and others",
+        "the ranks of pranks 9: rank 0",
+        "the ranks of pranks 9: rank 1",
+        "the ranks of pranks 9: rank 2",
+        "the ranks of pranks 9: rank 3",
+        "the ranks of pranks 9: rank 4",
+        "the ranks of pranks 9: rank 5",
         "What to do",
         "[command] Ask.",
         "[command] pytest 0",
@@ -243,12 +253,12 @@ def test_the_page_of_a_gate_between_three_ranks() -> None:
         "64MiB ranks 2-0: rank 2 died: see dmesg -T, or --nixl-log-dir (rank 3 waited)",
         "[MISSING UCX DRAM:DRAM 2 1] | [fail] MISSING | bandwidth | UCX WRITE DRAM:DRAM 64MiB ranks 2-1: "
         "–",
-        "[FAIL 0] | [fail] FAIL | ranks | ranks 0 and others",
-        "[FAIL 1] | [fail] FAIL | ranks | ranks 1 and others",
-        "[FAIL 2] | [fail] FAIL | ranks | ranks 2 and others",
-        "[FAIL 3] | [fail] FAIL | ranks | ranks 3 and others",
-        "[FAIL 4] | [fail] FAIL | ranks | ranks 4 and others",
-        "[FAIL 5] | [fail] FAIL | ranks | ranks 5 and others",
+        "[FAIL 0] | [fail] FAIL | ranks | the ranks of pranks 9: rank 0",
+        "[FAIL 1] | [fail] FAIL | ranks | the ranks of pranks 9: rank 1",
+        "[FAIL 2] | [fail] FAIL | ranks | the ranks of pranks 9: rank 2",
+        "[FAIL 3] | [fail] FAIL | ranks | the ranks of pranks 9: rank 3",
+        "[FAIL 4] | [fail] FAIL | ranks | the ranks of pranks 9: rank 4",
+        "[FAIL 5] | [fail] FAIL | ranks | the ranks of pranks 9: rank 5",
         "What does not apply here: 2 reasons",
         "no GPU [soft] (UCX WRITE DRAM:DRAM 4KiB, gpus)",
         "NIXL-X [soft] (NIXL-X)",

@@ -121,7 +121,7 @@ def test_a_case_of_the_suites_has_the_class_of_its_module_wherever_it_is_install
     writer, config = writer_and_config(tmp_path / "r.xml")
     for name, module in (("a", "pytest_nixl.suites.bandwidth.test_bandwidth"), ("b", "")):
         report = pytest.TestReport(f"x/t.py::{name}", ("x/t.py", 1, name), {}, "passed", None, "call")
-        report.nixl_module = module
+        vars(report)["nixl_module"] = module
         name_by_module(config, report)
         writer.pytest_runtest_logreport(report)
     writer.pytest_sessionfinish()

@@ -307,6 +307,9 @@ def test_the_verdict_for_programs_has_every_result_and_row(small: RunReport, tmp
     for refused, interrupted, text in (("no etcd", "", "no etcd"), ("", "Ctrl-C", "Ctrl-C")):
         ended = replace(small, refused=refused, run=replace(small.run, interrupted=interrupted))
         assert json.loads(FORMATS[".json"](ended))["text"] == text
+    provenance = replace(small.run.provenance, host={"ranks": ["a", "b"]})
+    ranks = RunReport(replace(small.run, provenance=provenance))
+    assert json.loads(FORMATS[".json"](ranks))["hosts"] == ["a", "b"]
 
 
 def test_the_summary_of_a_step_is_markdown_with_each_remedy_once(small: RunReport) -> None:

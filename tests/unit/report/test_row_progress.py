@@ -184,6 +184,7 @@ class Scene:
 
     def begin(self, describe: Callable[[float], str]) -> None:
         self.lines.append(describe)
+        self.now += 1.0
 
     def end(self) -> None:
         self.ended += 1
@@ -206,7 +207,7 @@ class Scene:
 def test_each_row_is_described_with_the_time_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, ranks=3)
     scene.collect()
-    for number, seconds in enumerate((1.0, 30.0, 10.0)):
+    for number, seconds in enumerate((1.0, 29.0, 9.0)):
         scene.measure(number, seconds)
     assert scene.ended == 3
     scene.plugin.pytest_runtest_setup(cast(Any, scene.items[3]))

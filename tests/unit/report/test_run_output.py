@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import junit_suite
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.report.outputs import write_refusal
 from pytest_nixl.store.store import Store
 
 #: Checks of a user with each outcome, rows that start no worker, and a test that is no check.
@@ -57,6 +60,9 @@ def test_row(program_row, nixl_rows, request, benchmark):
 def test_spoils():
     pathlib.Path("r.html").mkdir()
     pathlib.Path("store").touch()
+
+def test_also_mine():
+    assert "planted" == "fault"
 
 def test_mine():
     assert "planted" == "fault"
@@ -187,7 +193,7 @@ def test_a_failed_test_that_is_no_check_fails_the_run_in_each_report(pytester: p
     ]
     verdict = json.loads((folder / "r.json").read_text())
     assert (verdict["failed_tests"], verdict["failing"][0]["reason"]) == (
-        ["test_checks.py::test_mine"], f"{reason} (exit code 1)"
+        ["test_checks.py::test_also_mine", "test_checks.py::test_mine"], f"{reason} (exit code 1)"
     )  # fmt: skip
 
 
@@ -214,3 +220,19 @@ def test_a_refused_run_replaces_the_reports_of_an_earlier_one(pytester: pytest.P
         f'<testcase classname="nixl_run" name="refused" time="0"><failure message="REFUSED: {reason}">REFUSED: {reason}'
         "</failure></testcase></testsuite></testsuites>"
     )
+
+
+def test_a_rank_that_the_group_numbered_writes_only_its_own_file_if_it_is_refused(tmp_path: Path) -> None:
+    names = {"xmlpath": str(tmp_path / "r.xml")}
+    config = SimpleNamespace(
+        stash=pytest.Stash(), pluginmanager=SimpleNamespace(get_plugins=list), getoption=lambda name, _: names[name]
+    )
+    run = SimpleNamespace(
+        hide=lambda text: text.replace("hunter2", "***"), usable=False, rank_session=SimpleNamespace(rank=2)
+    )
+    for reason in ("the password hunter2 is wrong", "a later reason"):
+        write_refusal(cast(Any, config), cast(Any, run), reason)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.rank2.xml"]
+    [failure] = [case.find("failure") for case in junit_suite(tmp_path / "r.rank2.xml").findall("testcase")]
+    assert failure is not None
+    assert failure.attrib["message"] == "REFUSED: the password *** is wrong"
