@@ -94,7 +94,7 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
         name, equals, value = setting.partition("=")
         if not colon or "=" in backend or not backend:
             raise ValueError(f"{redact(part)[:80]!r} names no backend")
-        if not equals or not value.strip():
+        if not equals or not value:
             raise ValueError(f"{redact(part)[:80]!r} has no value")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,60}", name, re.ASCII):
             raise ValueError(f"{name[:80]!r} is not the name of a parameter")

@@ -132,11 +132,9 @@ class MovedBytes:
         return self.rdma_read_bytes if op == "READ" else self.rdma_write_bytes
 
 
-def _kind_of_device(values: Mapping[str, int]) -> str:
-    """Return the kind of a device from the names of its counters: only EFA has these in addition to ``tx_bytes``."""
-    if "tx_bytes" in values and ("rdma_read_bytes" in values or "recv_wrs" in values):
-        return "efa"
-    return "rdma" if any(name.startswith(("port_", "rdma_")) for name in values) else "net"
+def _is_efa(values: Mapping[str, int]) -> bool:
+    """Whether a device has the counters that only EFA has in addition to ``tx_bytes``."""
+    return "tx_bytes" in values and ("rdma_read_bytes" in values or "recv_wrs" in values)
 
 
 def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None) -> dict[str, CountedDevice]:
@@ -155,8 +153,7 @@ def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None
             for folder in ("counters", "hw_counters"):
                 values.update(_values(port / folder, only))
             name = adapter.name if len(ports) == 1 else f"{adapter.name}:{port.name}"
-            kind = _kind_of_device(values) if values else "rdma"
-            devices[name] = CountedDevice(name, "efa" if kind == "efa" else "rdma", values)
+            devices[name] = CountedDevice(name, "efa" if _is_efa(values) else "rdma", values)
     for interface in _children(root / "class" / "net"):
         if any((interface / folder).is_dir() for folder in ("bonding", "bridge")):
             continue

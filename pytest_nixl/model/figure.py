@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_nixl.core import units
 from pytest_nixl.core.forms import COUNT_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
@@ -276,10 +276,6 @@ class Figure:
             raise ValueError(f"a figure has more than {MOST_SAMPLES} samples, or one whose cycles are not counted")
         if any(later <= earlier for earlier, later in pairwise(cycles)):
             raise ValueError("a figure has samples that are not in the order of their cycles")
-
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

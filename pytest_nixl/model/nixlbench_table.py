@@ -29,7 +29,6 @@ from pytest_nixl.model.nixlbench_output import (
 #: The most bytes of a file with the output of a run. A run prints kilobytes, and UCX with all its logs megabytes.
 _LARGEST = 1 << 30
 
-_HEADING = re.compile(r"(?P<name>.*?)(?: \((?P<unit>[^()]*)\))?")
 _FIELDS = {
     "Block Size": "block",
     "Batch Size": "batch",
@@ -53,11 +52,10 @@ _UNITS = {
 _NEEDED = {"block", "batch", "bandwidth"}
 # The number of digits is limited so that every number can be read. C++ prints inf and nan for a division by zero.
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?|-?inf|-?nan")
-_NUMERIC = frozenset("0123456789-+ ")
 _WARNS = frozenset("wW[")
 
 _FLAG = re.compile(r"\(--(\w+)")
-_REGISTERED = re.compile(r".*\bRegistered as rank ([0-9]{1,9}) item ([0-9]{1,9}) of ([0-9]{1,9})")
+_REGISTERED = re.compile(r".* Registered as rank ([0-9]{1,9}) item ([0-9]{1,9}) of ([0-9]{1,9})")
 _WARNING = re.compile(r"warning\b|W[0-9]{4} |\[[^]]{0,200}\].*\bUCX +WARN\b", re.IGNORECASE)
 _FAILURE = re.compile(r"Failed\b|Timeout waiting for |Error\b|E[0-9]{4} |\[[^]]*\].*\bUCX +(?:ERROR|FATAL)\b")
 _ROLE = re.compile(r"Init nixl worker, dev \S{1,100} rank ([0-9]{1,9}), type (initiator|target)\b")
@@ -92,10 +90,9 @@ _REFUSAL = re.compile(
 _TELLING = (
     "egistered as rank", "All processes", "Init nixl", "Waiting for all", "nixlbench", "Connecting to", "rail",
     "fabric_attr", "pytest-nixl", "uri is not", "ailed", "rror", "ERROR", "FATAL", "Timeout", "greater than",
-    "nsupported", "Unsupported", "Invalid", "Incorrect", "must be", "should", "not supported", "requested", "disabled",
-    "incompatible", "violates", "Unknown", "Device API", "signal", "fault", "terminate called", "double free",
-    "free(): ", "malloc(): ", "corrupted ", "smashing", "Aborted", "Killed", "Illegal", "exception", "core dumped",
-    "om-kill", "exit", "Exit", "mutex: ",
+    "nsupported", "Invalid", "Incorrect", "must be", "should", "not supported", "requested", "incompatible", "Unknown",
+    "Device API", "signal", "fault", "terminate called", "double free", "free(): ", "malloc(): ", "corrupted ",
+    "smashing", "Aborted", "Killed", "Illegal", "exception", "core dumped", "om-kill", "exit", "Exit", "mutex: ",
 )  # fmt: skip
 _GLOG = re.compile(r"E[0-9]{4} ")
 _CONNECTING = "Connecting to ETCD at "
@@ -161,7 +158,7 @@ def read_files(paths: Sequence[Path]) -> NixlbenchOutput:
 LONGEST_LINE = 4096
 _MOST_LABELS, _MOST_ROWS, _MOST_LINES, _MOST_REPORTED = 4096, 5000, 200, 20_000
 
-_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)?")
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 _LABEL = re.compile(r" *(?:([0-9]{1,7}): |\[[0-9]{1,9},([0-9]{1,7})\]<std(?:out|err|diag)>: ?)")
 
 
@@ -195,7 +192,7 @@ def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
     registrations = [registration for output in outputs for registration in output.registrations]
     faults = [fault for output in outputs for fault in output.faults]
     occurrences = Counter((registration.rank, registration.size) for registration in registrations)
-    already = {fault.text for fault in faults if fault.trouble is Trouble.DUPLICATE_RANK}
+    already = {fault.text for fault in faults}
     for (rank, size), count in occurrences.items():
         fault = _duplicate(rank, size)
         if count > 1 and fault.text not in already:
@@ -261,7 +258,7 @@ class _Reader:
         elif self._configuring:
             if len(self._values) < _MOST_LINES:
                 self._values.update(_option(line))
-        elif self._columns and line[0] in _NUMERIC and (row := _row(line, self._columns)):
+        elif self._columns and (row := _row(line, self._columns)):
             if len(self._rows) < _MOST_ROWS:
                 self._rows.append(row)
         else:
@@ -274,7 +271,7 @@ class _Reader:
         else:
             if line[0] != "E" or not _GLOG.match(line):
                 return
-        if " registered as rank " in line.lower() and (match := _REGISTERED.fullmatch(line)):
+        if " Registered as rank " in line and (match := _REGISTERED.fullmatch(line)):
             self._registered(NixlbenchRegistration(int(match[1]), int(match[2]), int(match[3])))
         elif line == _READY:
             # All ranks have met, so the next registration belongs to another run.
@@ -337,12 +334,9 @@ def _keep(texts: list[str], text: str) -> None:
 
 def _headings(line: str) -> tuple[tuple[str, Decimal], ...]:
     """Return the field and the unit factor of each column; empty if the line is not the heading of a table."""
-    if not line.startswith("Block Size"):
-        return ()
     columns = []
     for text in re.split(r" {2,}", line):
-        match = _HEADING.fullmatch(text)
-        name, unit = (match["name"], match["unit"]) if match else (text, None)
+        name, _, unit = text[:-1].partition(" (") if text.endswith(")") else (text, "", None)
         recognised = name in _FIELDS and unit in _UNITS
         columns.append((_FIELDS[name] if recognised else "", _UNITS[unit] if recognised else Decimal(1)))
     return tuple(columns) if {name for name, _ in columns} >= _NEEDED else ()

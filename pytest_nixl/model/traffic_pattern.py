@@ -23,8 +23,7 @@ MOST_RANKS = 1024
 #: The most bytes of a cell.
 MOST_CELL = 1 << 40
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_CELL = re.compile(r"(-?)([0-9]{1,18})(?:\.([0-9]{1,18}))?([A-Za-z]*)")
-_SECTION = re.compile(r"\[(.*)\]")
+_CELL = re.compile(r"-?([0-9]{1,18})(?:\.([0-9]{1,18}))?([A-Za-z]*)")
 _MATRIX, _STORAGE = "rdma", ("read", "write")
 #: The most characters of a line or a cell that a message quotes.
 _QUOTED = 40
@@ -147,18 +146,18 @@ def parse_matrix(text: str) -> Matrix:
     return tuple(rows)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def _lines(matrix: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of the matrix that are not empty, each with its number in the file, from 1."""
     section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        match = _SECTION.fullmatch(line.strip())
-        if match is not None:
-            section = match[1].strip().lower()
+    for number, line in enumerate(matrix.splitlines(), 1):
+        text = line.strip()
+        if text.startswith("[") and text.endswith("]"):
+            section = text[1:-1].strip().lower()
             if section not in (_MATRIX, *_STORAGE):
                 raise ValueError(
                     f"line {number} begins the unknown section {_shown(line)}: expected [rdma], [read] or [write]"
                 )
-        elif line.strip() and section not in _STORAGE:
+        elif text and section not in _STORAGE:
             yield number, line
 
 
@@ -166,12 +165,12 @@ def _bytes(cell: str, line: int) -> int:
     match = _CELL.fullmatch(cell)
     if match is None:
         raise ValueError(f"{_shown(cell)} in line {line} is not a size: expected bytes such as 4096, or a size like 1M")
-    sign, whole, fraction, unit = match.groups()
+    whole, fraction, unit = match.groups()
     if unit and unit.lower() not in _UNITS:
         raise ValueError(f"{_shown(cell)} in line {line} has the unknown unit {_shown(unit)}: expected B, K, M or G")
     digits = fraction or ""
     size = int(whole + digits) * _UNITS[unit.lower() or "b"] // int("1" + "0" * len(digits))
-    if sign and int(whole + digits):
+    if cell.startswith("-") and int(whole + digits):
         raise ValueError(f"{_shown(cell)} in line {line} is negative: expected 0 or more bytes")
     if size > MOST_CELL:
         raise ValueError(f"{_shown(cell)} in line {line} is more than {MOST_CELL >> 40} TiB: expected a smaller size")

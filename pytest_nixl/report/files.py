@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,7 +79,6 @@ def _metric_lines(report: RunReport) -> Iterator[str]:
             ({**labels[key], "quantile": f"{float(name[1:]) / 100:g}"}, seconds)
             for key, row in run.rows.items()
             for name, seconds in row.latencies.items()
-            if seconds == seconds  # a recorded run may have NaN
         ],
         kind="summary",  # the only kind that may have the label quantile
     )
@@ -190,7 +188,7 @@ def _row(key: str, summary: RowSummary) -> dict[str, Any]:
         "bandwidth": summary.bandwidth,
         "floor": summary.floor or None,
         "ceiling": summary.ceiling or None,
-        "latencies": {name: seconds for name, seconds in summary.latencies.items() if math.isfinite(seconds)},
+        "latencies": summary.latencies,
         "transports": list(summary.transports),
         "launches": list(summary.values),
     }

@@ -47,8 +47,9 @@ def summary(report: RunReport) -> Iterator[str]:
     yield ""
     yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {counts or 'no check ran'}"
     yield ""
-    yield f"Next: **{report.next_step}**: {_plain(NEXT_STEPS[report.next_step])}."
-    yield ""
+    if report.recorded:
+        yield f"Next: **{report.next_step}**: {_plain(NEXT_STEPS[report.next_step])}."
+        yield ""
     for group in report.problems:
         if group[0].verdict is not Verdict.NOT_APPLICABLE:
             yield from (f"- **{group[0].verdict}** {_plain(reason)}" for reason in reasons(group))
@@ -120,7 +121,7 @@ def _plain(text: str) -> str:
 
 
 def _data(text: str) -> str:
-    return printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

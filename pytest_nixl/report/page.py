@@ -117,7 +117,6 @@ def _outcome(report: RunReport, result: Result) -> Outcome:
 def _verdict(report: RunReport) -> Mapping[str, Any]:
     run = report.run
     worst = report.outcome
-    recorded = bool(run.results) or worst is Outcome.FAIL
     listing = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
     bad = [result for result in run.results if _outcome(report, result) is worst and worst is not Outcome.PASS]
     alike: dict[tuple[Verdict, str], list[Result]] = {}
@@ -135,11 +134,11 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
     if report.compared is not None:
         about["against"] = report.compared.before.name
     return {
-        "style": _STYLES[worst] if recorded else "warn",
+        "style": _STYLES[worst] if report.recorded else "warn",
         "numbers": _first_numbers(report),
-        "words": report.verdict_text if recorded else "NO CHECK IS RECORDED",
+        "words": report.verdict_text,
         "reasons": [(group[0].verdict, reasons(group)) for group in alike.values()],
-        "next": (report.next_step, NEXT_STEPS[report.next_step]) if recorded else None,
+        "next": (report.next_step, NEXT_STEPS[report.next_step]) if report.recorded else None,
         "remedy": bad[0].remedy if bad else "",
         "about": {name: text for name, text in about.items() if text},
     }

@@ -100,7 +100,6 @@ class RowProgress:
         usual = sum(self._spent) / len(self._spent) if self._spent else None
         results = self._run.record
         results.samples_so_far = None
-        self._started = time.monotonic()
         ranks = 1 if self._run.rank_session is None else self._run.rank_session.membership.size
         row = RowOfRun(key, number, len(self._keys), usual, ranks)
 
@@ -108,15 +107,15 @@ class RowProgress:
             samples = results.samples_so_far
             return row.words(seconds, None if samples is None else samples.bandwidth)
 
+        self._started = time.monotonic()
         self._writer.begin(describe)
 
     @pytest.hookimpl(tryfirst=True)  # before pytest writes a letter
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "setup" and report.passed:
-            return  # pytest writes nothing, and the measurement follows
         if report.when == "call" and self._started:
             self._spent.append(time.monotonic() - self._started)
-        self._end()
+        if report.when != "setup" or not report.passed:  # after it pytest writes nothing, and the measurement follows
+            self._end()
 
     def _end(self) -> None:
         self._started = 0.0

@@ -58,9 +58,16 @@ class RunReport:
         return Outcome.FAIL if self.refused else self.conclusion.outcome
 
     @property
+    def recorded(self) -> bool:
+        """Whether the verdict is known: a result is recorded, or the run failed without one."""
+        return bool(self.run.results) or self.outcome is Outcome.FAIL
+
+    @property
     def verdict_text(self) -> str:
         """The verdict of the run in words."""
-        return f"REFUSED: {self.refused}" if self.refused else str(self.conclusion)
+        if self.refused:
+            return f"REFUSED: {self.refused}"
+        return str(self.conclusion) if self.recorded else "NO CHECK IS RECORDED"
 
     @cached_property
     def verdict_values(self) -> dict[str, Any]:

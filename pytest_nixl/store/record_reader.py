@@ -194,10 +194,10 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
         if not all(_SLOWEST <= value <= _FASTEST for value in values):
             raise ValueError(f"the row {key} has a launch that is not a bandwidth")
         latencies = {
-            name: float(extra[f"{name}_us"]) / 1e6 for name in PERCENTILES if extra.get(f"{name}_us") is not None
+            name: _drawable(extra[f"{name}_us"]) / 1e6 for name in PERCENTILES if extra.get(f"{name}_us") is not None
         }
         latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
-        floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
+        floor, ceiling = _drawable(extra.get("floor", 0.0)), _drawable(extra.get("ceiling", 0.0))
         contention = tuple(float(cores) for cores in extra.get("others_cores") or ())
         gpu_waits = tuple(float(microseconds) / 1e6 for microseconds in extra.get("gpu_waits_us") or ())
         if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values(), *contention, *gpu_waits)):
@@ -213,6 +213,12 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
             values, names, latencies, floor=floor, ceiling=ceiling, contention=contention, gpu_waits=gpu_waits
         )
         yield key, replace(summary, steps=_steps(key, extra.get("steps_us") or {}))
+
+
+def _drawable(value: Any) -> float:
+    """Return a number; one that is too small for a logarithmic scale is zero."""
+    number = float(value)
+    return 0.0 if abs(number) < 1e-9 else number
 
 
 def _steps(key: RowKey, recorded: Any) -> dict[str, float]:

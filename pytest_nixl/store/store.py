@@ -86,9 +86,8 @@ class Index:
         keys: dict[str, int] = {}
         transports: dict[tuple[str, ...], int] = {}
         files: dict[str, list[Any]] = {}
-        latest = (time.time() - _SETTLED) * 1e9
         for name, entry in self.entries.items():
-            if not isinstance(entry.state, os.stat_result) or entry.state.st_mtime_ns > latest:
+            if not isinstance(entry.state, os.stat_result) or entry.state.st_mtime_ns / 1e9 > time.time() - _SETTLED:
                 continue
             if (run := entry.run) is None:
                 files[name] = [*_mark(entry.state), entry.fault]

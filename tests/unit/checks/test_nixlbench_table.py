@@ -133,14 +133,6 @@ def test_the_configuration_is_read() -> None:
     assert len(posix.values) == 37
 
 
-def test_a_line_of_the_configuration_has_a_value_with_or_without_a_flag() -> None:
-    lines = (
-        "NIXLBench Configuration\nNo Flag:\nSome Path  : a: b \nOp type (--op_type=[READ,WRITE]) : WRITE\nnothing\n----"
-    )
-    values = read_output(lines).configuration.values
-    assert dict(values) == {"no_flag": "", "some_path": "a: b", "op_type": "WRITE"}
-
-
 def test_rows_and_transfers_follow_from_the_configuration() -> None:
     efa = read("efa-p5/nixlbench-rank0.out")
     assert efa.configuration.planned() == tuple((4 * KIB << n, 1) for n in range(15))
@@ -202,25 +194,6 @@ def test_recorded_failures_are_recognised(name: str, trouble: Trouble, text: str
     assert first.remedy
     assert later
     assert {fault.trouble for fault in later} == {Trouble.OTHER}
-
-
-@pytest.mark.parametrize(
-    ("line", "trouble"),
-    [
-        ("Rank 2 is greater than or equal to global size 2", Trouble.STALE_GROUP),
-        ("Failed to store agent target prefix key in etcd: the target uri is not valid", Trouble.URI_NOT_VALID),
-        ("Consistency check failed for iov 0:3", Trouble.INCONSISTENT),
-        ("Consistency check failed", Trouble.INCONSISTENT),
-        ("Unsupported NIXLBench backend: Libfabric", Trouble.UNSUPPORTED_BACKEND),
-        ("Failed to parse device list", Trouble.REFUSED),
-        ("Failed to acquire lock: etcdserver: mutex: session is expired", Trouble.LOCK_EXPIRED),
-        ("mutex: session is expired", Trouble.LOCK_EXPIRED),
-    ],
-)
-def test_reported_failures_are_recognised(line: str, trouble: Trouble) -> None:
-    # These messages come from users' reports and from nixlbench's source. None was recorded here.
-    assert read_output(line + "\n").faults == (Fault(trouble, line),)
-    assert read_output(line).faults == ()
 
 
 def test_two_processes_with_the_same_rank_are_a_fault() -> None:

@@ -85,12 +85,24 @@ def test_the_order_of_parameters_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["UCX:secret_key=X", "POSIX:api_token=X", "GDS_MT:db_pw=X", "UCX:a=hf_0123456789abcdefghij"]
+    "text",
+    ["UCX:secret_key=X", "obj:secret_key=X", "POSIX:api_token=X", "GDS_MT:db_pw=X", "UCX:a=hf_0123456789abcdefghij"],
 )
 def test_a_parameter_that_may_hold_a_secret_is_refused_because_test_ids_show_it(text: str) -> None:
     with pytest.raises(ValueError, match="may hold a secret, and parameters are recorded"):
         parse_parameters(text)
 
 
+def test_the_value_of_a_parameter_has_no_slash_and_no_space() -> None:
+    assert parse_parameters(" ucx:a=b=2:c , UCX:b=1") == (
+        BackendParameter("UCX", "a", "b=2:c"), BackendParameter("UCX", "b", "1")
+    )  # fmt: skip
+    for text in ("UCX:a=/tmp", "UCX:a=b c", "UCX:a=b\x7f", f"UCX:a={'b' * 201}"):
+        with pytest.raises(ValueError, match="has a space or a /, or over 200 characters, which a row key cannot hold"):
+            parse_parameters(text)
+
+
 def test_threads_as_typed() -> None:
-    assert [parse_threads(text) for text in ("4", "8:0", "none", "004")] == [(4, 4), (8, 0), None, (4, 4)]
+    with pytest.raises(ValueError, match=r"^'0:0' does not give threads to one side or both$"):
+        parse_threads("0:0")
+    assert [parse_threads(text) for text in ("4", " 8 : 0", " none ", "004")] == [(4, 4), (8, 0), None, (4, 4)]

@@ -56,6 +56,7 @@ def test_reported_device_is_kept_and_unread_devices_are_not_added() -> None:
         # Devices that were not read contradict nothing.
         (["tcp/bond0"], IDLE),
         (["tcp/eth0", "tcp/bond0"], IDLE),
+        (["tcp/eth0", "cma/memory"], IDLE),
         (["rc_mlx5/mlx5_9:1"], IDLE),
         (["verbs"], IDLE),
         (["cma/memory"], IDLE),
@@ -121,6 +122,7 @@ def test_packets_of_a_device_that_counts_rdma_separately_are_no_payload() -> Non
 def test_efa_transport_without_rdma_keeps_its_name() -> None:
     # ud_verbs always sends messages and never claims to use RDMA.
     assert say(*EMULATED).named(["ud_verbs/rdmap79s0:1"]) == ("ud_verbs/rdmap79s0:1",)
+    assert say(*EMULATED).named(["srd-emulated/rdmap79s0"]) == ("srd-emulated/rdmap79s0",)
 
 
 def test_emulated_write_is_wrong_transport_if_the_profile_wants_rdma() -> None:

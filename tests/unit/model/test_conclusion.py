@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -57,15 +58,10 @@ def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
     long = Result("x", "x", Verdict.FAIL, "w" * 4096, "m" * 4096)
     many = [of(Verdict.PASS, *[RATE] * (MOST_FIGURES + 1)), of(Verdict.PASS, Figure("x", float("nan"), "s")), long]
     document = json.loads(json.dumps(verdict_fields(many, gate=False)))
-    assert len(document["figures"]) == MOST_FIGURES
+    assert len(document["figures"]) == MOST_FIGURES == 1000
     assert [len(document["failing"][0][name]) for name in ("reason", "remedy")] == [2000, 2000]
     check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "verdict_fields": document})
     check(REQUESTS["end"][0], {"code": 4, "verdict": "", "refusal": "no", "verdict_fields": without_results("REFUSED")})
-
-
-def test_a_run_without_figures_has_an_empty_list() -> None:
-    assert verdict_fields([Result("x", "x", Verdict.PASS)], gate=False)["figures"] == []
-    assert without_results("INTERRUPTED")["figures"] == []
 
 
 @pytest.mark.parametrize(
@@ -99,24 +95,6 @@ def test_each_result_fails_warns_or_does_neither(gate: bool) -> None:
     assert found["warnings"] == list(outcomes.values()).count(Outcome.WARN)
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "code", "text"),
-    [
-        ("PASS", 0, "PASS"),
-        ("PASS WARN", 0, "PASS, with warnings"),
-        ("PASS INCONCLUSIVE", 0, "PASS, with warnings"),
-        ("INCONCLUSIVE", 0, "INCONCLUSIVE"),
-        ("PASS FAIL", 1, "FAIL"),
-        ("PASS", 1, "FAIL, because a test failed that is not a NIXL check"),
-        ("PASS WARN", 5, "FAIL, because no test was collected"),
-        ("NOT-APPLICABLE MISSING", 0, "NOTHING CHECKED"),
-    ],
-)
-def test_the_words_of_a_run_name_what_fails_it(verdicts: str, code: int, text: str) -> None:
-    results = [Result("x", "x", Verdict(verdict)) for verdict in verdicts.split()]
-    assert str(Conclusion.of(results, gate=False, code=code)) == text
-
-
 BESIDE = "a test failed that is not a NIXL check (exit code 1)"
 
 
@@ -141,26 +119,10 @@ def test_what_fails_a_run_after_its_checks_changes_its_verdict(
     assert interrupted_before(late, "rank 2 is gone")["interrupted"] == late["interrupted"]
 
 
-def test_a_run_that_checked_nothing_says_what_was_not_measured() -> None:
-    assert next_step(without_results("REFUSED")) == "correct"
-    suites = [Result(UNMEASURED, "", Verdict.MISSING, f"the suite {name} measured nothing") for name in "ab"]
-    text = summary_line(suites, gate=False).text
-    assert text.startswith("NIXL verdict: NOTHING CHECKED, because the suite a measured nothing; the suite b measured")
-    assert summary_line(suites, gate=True).text.startswith("NIXL gate: FAIL (2 MISSING")
-
-
 def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:
     """Return the result of a measured row."""
     key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1 << 20, variant=variant)
     return Result("bandwidth", "t.py::test", verdict, row=key, summary=RowSummary(1e9, 1e-6, 1e-6, 10, floor, 0.0, ()))
-
-
-def test_the_gate_counts_the_rows_that_passed_without_a_floor_and_its_verdict_stays() -> None:
-    floor, none = row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0)
-    line = summary_line([floor, none, none], gate=True)
-    assert line.text == "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"
-    assert line.outcome is summary_line([floor], gate=True).outcome
-    assert next_step(verdict_fields([floor, none], gate=True)) == "accept"
 
 
 def test_only_rows_of_whole_blocks_that_passed_in_the_gate_are_counted_without_a_floor() -> None:
@@ -169,3 +131,86 @@ def test_only_rows_of_whole_blocks_that_passed_in_the_gate_are_counted_without_a
     assert "floor" not in summary_line([failed, row(Verdict.PASS, 1e8)], gate=True).text
     for name in ("kv", "pattern"):
         assert "floor" not in summary_line([row(Verdict.PASS, 0.0, (name, "x"))], gate=True).text
+
+
+NOTHING = [Result(UNMEASURED, "", Verdict.MISSING, f"the suite {name} measured nothing") for name in "ab"]
+FAILED = Result(
+    "slow", "t", Verdict.FAIL, "why", "Mend it.", row=RowKey("UCX", "READ", MemoryPair("DRAM", "DRAM"), 4096)
+)
+
+
+def test_the_verdict_for_programs_has_each_field() -> None:
+    limit = Result("limit", "l", Verdict.PASS, finding="NIXL-X", known_limit=True)
+    none = row(Verdict.NO_EXPECTATION, 0.0)
+    fields = {
+        "verdict": "FAIL", "gate": False, "warnings": 1, "interrupted": "INTERRUPTED", "rows": 1,
+        "checks": {"PASS": 1, "FAIL": 1, "NO-EXPECTATION": 1}, "known_limits": ["NIXL-X"], "failing_left_out": 0,
+        "figures": [],
+        "failing": [{"check": "slow", "row": "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "verdict": "FAIL",
+                     "reason": "why", "remedy": "Mend it."}],
+    }  # fmt: skip
+    assert verdict_fields([none, limit, FAILED], gate=False, interrupted="INTERRUPTED") == fields
+    refused = {**fields, "verdict": "REFUSED", "warnings": 0, "rows": 0, "checks": {}, "known_limits": [],
+               "failing": [], "interrupted": "by Ctrl-C"}  # fmt: skip
+    assert without_results("REFUSED", "by Ctrl-C") == refused
+    passed = verdict_fields([limit], gate=False)
+    failure = {"check": "", "row": "", "verdict": "FAIL", "remedy": "", "reason": "no test was collected (exit code 5)"}
+    assert failed_beside(passed, 5) == {**passed, "verdict": "FAIL", "failing": [failure]}
+
+
+@pytest.mark.parametrize(
+    ("results", "options", "text"),
+    [
+        ([of(Verdict.PASS)], {"code": 1},
+         "NIXL verdict: FAIL, because a test failed that is not a NIXL check (1 PASS; 0 rows measured)"),
+        ([of(Verdict.PASS), of(Verdict.WARN)], {"code": 5},
+         "NIXL verdict: FAIL, because no test was collected (1 PASS, 1 WARN; 0 rows measured)"),
+        ([of(Verdict.PASS), FAILED], {"code": 1}, "NIXL verdict: FAIL (1 PASS, 1 FAIL; 0 rows measured)"),
+        ([of(Verdict.PASS), of(Verdict.WARN)], {"code": 0},
+         "NIXL verdict: PASS, with warnings (1 PASS, 1 WARN; 0 rows measured)"),
+        (NOTHING, {}, "NIXL verdict: NOTHING CHECKED, because the suite a measured nothing; the suite b measured "
+         "nothing (2 MISSING; 0 rows measured)"),
+        (NOTHING, {"gate": True}, "NIXL gate: FAIL (2 MISSING; 0 rows measured)"),
+        ([row(Verdict.PASS, 1e8)], {"gate": True, "left_out": ["faults", "pattern"]},
+         "NIXL gate: PASS (1 PASS; 1 row measured; suites not selected: faults, pattern)"),
+        ([row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0), row(Verdict.PASS, 0.0)], {"gate": True},
+         "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"),
+        ([FAILED], {"interrupted": "INTERRUPTED after 1 of 2 checks: Ctrl-C", "deselected": ["a", "b", "c"]},
+         "NIXL verdict: FAIL, INTERRUPTED after 1 of 2 checks: Ctrl-C (1 FAIL; 0 rows measured; checks deselected: "
+         "a, b, c)"),
+        ([of(Verdict.PASS)], {"interrupted": "INTERRUPTED after 1 of 2 checks: Ctrl-C", "deselected": "abcde"},
+         "NIXL verdict: INTERRUPTED after 1 of 2 checks: Ctrl-C (1 PASS; 0 rows measured; checks deselected: a, b, c "
+         "and 2 more)"),
+        ([row(Verdict.INCONCLUSIVE, 1e8)], {"gate": True},
+         "NIXL gate: INCONCLUSIVE, retry while the machine is quiet (1 INCONCLUSIVE; 1 row measured)"),
+        ([row(Verdict.INCONCLUSIVE, 1e8), of(Verdict.INCONCLUSIVE)], {"gate": True},
+         "NIXL gate: FAIL (2 INCONCLUSIVE; 1 row measured)"),
+        ([of(Verdict.UNKNOWN), of(Verdict.WARN)], {},
+         "NIXL verdict: INCONCLUSIVE (1 UNKNOWN, 1 WARN; 0 rows measured)"),
+        ([of(Verdict.UNKNOWN), of(Verdict.IMPROVED)], {},
+         "NIXL verdict: PASS, with warnings (1 IMPROVED, 1 UNKNOWN; 0 rows measured)"),
+        ([of(Verdict.NOT_APPLICABLE)], {"code": 1},
+         "NIXL verdict: NOTHING CHECKED (1 NOT-APPLICABLE; 0 rows measured)"),
+        ([Result(UNMEASURED, "", Verdict.MISSING, "the suite a measured nothing"), FAILED], {},
+         "NIXL verdict: FAIL (1 FAIL, 1 MISSING; 0 rows measured)"),
+    ],
+)  # fmt: skip
+def test_the_last_line_of_a_run(results: list[Result], options: dict[str, Any], text: str) -> None:
+    assert summary_line(results, **{"gate": False, **options}).text == text
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "options", "worst"),
+    [
+        ("PASS", {}, "PASS"), ("PASS UNKNOWN", {}, "WARN"), ("PASS UNKNOWN", {"gate": True}, "FAIL"),
+        ("WARN FAIL PASS", {}, "FAIL"), ("PASS", {"interrupted": "x"}, "FAIL"), ("PASS", {"code": 1}, "FAIL"),
+        ("NOT-APPLICABLE", {}, "WARN"), ("NOT-APPLICABLE", {"code": 1}, "FAIL"), ("MISSING", {}, "FAIL"),
+    ],
+)  # fmt: skip
+def test_the_outcome_of_a_run_is_its_worst(verdicts: str, options: dict[str, Any], worst: str) -> None:
+    results = [of(Verdict(verdict)) for verdict in verdicts.split()]
+    assert Conclusion.of(results, **{"gate": False, **options}).outcome.name == worst
+
+
+def test_a_run_that_a_test_without_a_check_fails_is_fail() -> None:
+    assert Conclusion.of([of(Verdict.PASS)], gate=False, code=1).verdict == "FAIL"

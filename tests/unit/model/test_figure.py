@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from helpers.cli_run import ROOT
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.model.figure import BANDWIDTH, BYTES, FIGURE_KINDS, MOST_SAMPLES, PER_SECOND, SECONDS, Figure
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Outcome, Verdict
 from pytest_nixl.report.table import FEW, MOST, figure_lines
 
 LABELS = {"backend": "UCX", "op": "READ", "memory": "DRAM:DRAM", "way": "scattered-prepped", "model": "generic",
@@ -86,44 +87,66 @@ def test_a_result_keeps_its_figures_and_one_without_figures_is_written_as_before
     assert "measured" not in replace(result, measured=()).plain()
 
 
-def test_the_table_has_a_column_of_limits_only_if_there_is_one() -> None:
-    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(FIGURE,))
-    heads, line = (figure_line.text for figure_line in figure_lines([result], gate=False))
-    assert (heads.split(), line.split()[0]) == (["figure", "of", "value"], "kv-request-p50")
-    assert line.endswith("1.27 ms")
-    limited = replace(result, measured=(FIGURE, replace(FIGURE, at_most=0.05)))
-    heads, plain, line = (figure_line.text for figure_line in figure_lines([limited], gate=False))
-    assert heads.split() == ["figure", "of", "value", "bound"]
-    assert plain.endswith("1.27 ms  -")
-    assert heads.index(" of ") == len("kv-request-p50 "), "each column has its own width"
-    assert line.endswith("1.27 ms  at most 50 ms")
+def result_of(verdict: Verdict, *figures: Figure) -> Result:
+    return Result("a-check", "t.py::t", verdict, measured=figures)
 
 
-@pytest.mark.parametrize("longest", range(3))
-@pytest.mark.parametrize("changes", [{"name": "n" * 40}, {"labels": {"op": "o" * 90}}, {"value": 12345.678}])
-def test_every_line_of_the_table_has_its_columns_below_each_other(longest: int, changes: dict[str, Any]) -> None:
-    figures = [replace(FIGURE, **changes) if number == longest else FIGURE for number in range(3)]
-    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=tuple(figures))
-    assert len({len(line.text) for line in figure_lines([result], gate=False)}) == 1
+CONNECT = Figure("connect", 0.0631, "s", {"backend": "UCX"}, at_most=0.05)
+SIZE = Figure("metadata-size", 612.0, "B", {"backend": "UCX", "count": "256"})
+REGISTRATION = Figure(
+    "registration", 1.5, "s", {"backend": "LIBFABRIC", "count": "1", "size": "4096"}, at_most=2.0, at_least=1.0
+)
+BOUNDED = [result_of(Verdict.FAIL, CONNECT), result_of(Verdict.PASS, SIZE, REGISTRATION)]
+TABLE = """\
+figure         of                             value  bound
+connect        UCX                          63.1 ms  at most 50 ms
+metadata-size  UCX count 256                  612 B  -
+registration   LIBFABRIC count 1 size 4096    1.5 s  at most 2 s, at least 1 s"""
+WITHOUT_BOUNDS = """\
+figure         of             value
+metadata-size  UCX count 256  612 B"""
+FEW_SIZES = "\n".join([WITHOUT_BOUNDS, *WITHOUT_BOUNDS.splitlines()[1:] * (FEW - 1)])
+FOLDED = f"""\
+figure   of     value  bound
+connect  UCX  63.1 ms  at most 50 ms
+{FEW + 1} figures without a bound were recorded; -v shows them"""
 
 
-def test_the_table_is_limited_in_length() -> None:
-    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(FIGURE,) * (MOST + 3))
-    shown = [figure_line.text for figure_line in figure_lines([result], gate=False)]
-    assert len(shown) == 1 + MOST + 1
+@pytest.mark.parametrize(
+    ("results", "everything", "text"),
+    [
+        (BOUNDED, False, TABLE),
+        ([result_of(Verdict.PASS, SIZE)], False, WITHOUT_BOUNDS),
+        ([result_of(Verdict.FAIL, *[SIZE] * (FEW + 1), CONNECT)], False, FOLDED),
+        ([result_of(Verdict.PASS, *[SIZE] * (FEW + 1))], False, FOLDED.splitlines()[-1]),
+        (
+            [result_of(Verdict.PASS, *[SIZE] * FEW)],
+            False,
+            "\n".join([WITHOUT_BOUNDS, *WITHOUT_BOUNDS.splitlines()[1:] * (FEW - 1)]),
+        ),
+        ([], True, ""),
+    ],
+    ids=["bounds", "no bound", "many without a bound", "many, none with a bound", "few", "no figure"],
+)
+def test_the_table_of_figures(results: list[Result], everything: bool, text: str) -> None:
+    assert "\n".join(line.text for line in figure_lines(results, gate=False, everything=everything)) == text
+
+
+def test_a_line_of_a_figure_has_the_outcome_of_its_check_and_their_number_is_limited() -> None:
+    assert [line.outcome for line in figure_lines(BOUNDED, gate=False)] == [
+        None,
+        Outcome.FAIL,
+        Outcome.PASS,
+        Outcome.PASS,
+    ]
+    shown = [line.text for line in figure_lines([result_of(Verdict.PASS, *[SIZE] * (MOST + 3))], gate=False)]
+    assert shown[1:-1] == [WITHOUT_BOUNDS.splitlines()[1]] * MOST
     assert shown[-1] == "and 3 more figures: --nixl-report=FILE.html shows all of them"
-
-
-def test_many_figures_without_a_bound_are_counted_unless_everything_is_wanted() -> None:
-    bounded = replace(FIGURE, at_most=0.05)
-    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(*(FIGURE,) * (FEW + 1), bounded))
-    shown = [figure_line.text for figure_line in figure_lines([result], gate=False, everything=False)]
-    assert len(shown) == 3
-    assert shown[1].endswith("at most 50 ms")
-    assert shown[2] == f"{FEW + 1} figures without a bound were recorded; -v shows them"
 
 
 def test_the_reference_of_profiles_has_each_figure_with_its_labels() -> None:
     page = (ROOT / "docs" / "reference" / "profile-file.md").read_text()
-    for kind in FIGURE_KINDS.values():
-        assert f"| `{kind.name}` | {', '.join(f'`{label}`' for label in kind.labels)} | {kind.unit.name} |" in page
+    rows = re.findall(r"^\| `([\w-]+)` \| (`.*`) \| (\S+) \| (.*) \|$", page, re.MULTILINE)
+    assert {name: (labels, unit) for name, labels, unit, _ in rows} == {
+        kind.name: (", ".join(f"`{label}`" for label in kind.labels), kind.unit.name) for kind in FIGURE_KINDS.values()
+    }

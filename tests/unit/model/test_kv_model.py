@@ -76,7 +76,7 @@ def test_help_names_every_preset_and_data_type() -> None:
 
 
 def test_a_name_is_found_in_any_case_and_no_preset_needs_a_file() -> None:
-    assert kv_model("generic") is GENERIC
+    assert kv_model(" generic ") is GENERIC
     assert kv_model("LLAMA-3-70B") is kv_model("llama-3-70b")
     assert all(model.source.startswith("https://huggingface.co/") for model in KV_MODELS.values() if model != GENERIC)
     assert replace(KV_MODELS["llama-3-8b"], name="generic", source=GENERIC.source) == GENERIC
@@ -198,7 +198,7 @@ def test_what_is_not_a_file_is_refused_without_reading_it(tmp_path: Path) -> Non
         ("llama3-70b", "llama-3-70b"),
         ("gpt-oss", "gpt-oss-20b or gpt-oss-120b"),
         ("deepseek-r2", "deepseek-r1"),
-        ("deepseek-ai/DeepSeek-R1", "deepseek-r1"),
+        ("deepseek-ai/DEEPSEEK-R1", "deepseek-r1"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(text: str, near: str) -> None:

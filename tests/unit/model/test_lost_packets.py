@@ -60,7 +60,8 @@ def test_counters_of_rdma_devices_are_read_by_port(tmp_path: Path) -> None:
 def test_growth_of_a_device_that_carried_the_row_is_found_on_each_host() -> None:
     lossy = LossyDevice("node-a", "mlx5_0", 2000, {"packet_seq_err": 20, "rnr_nak_retry_err": 4})
     after = grown(packet_seq_err=20, rnr_nak_retry_err=4)
-    assert lossy_devices_after(after) == lossy_devices_after(after, ("cma/memory", *RC)) == (lossy,)
+    for transports in (RC, ("cma/memory", *RC), ("efa",), ("rc", "tcp/eth0")):
+        assert lossy_devices_after(after, transports) == (lossy,)
     both = {"node-a": BEFORE, "node-b": BEFORE}
     assert lossy_devices(both, dict.fromkeys(both, after), RC, PAYLOAD) == (lossy, replace(lossy, host="node-b"))
 
@@ -94,6 +95,7 @@ def test_nothing_is_found_without_growth_or_without_bytes_of_the_row(
         (50_001, {"packet_seq_err": 5}, False),
         (100, {"packet_seq_err": 5}, True),
         (100, {"packet_seq_err": 4}, False),
+        (100, {"packet_seq_err": 5, "local_ack_timeout_err": 4}, True),
         # Both counters may have counted the same loss.
         (100, {"packet_seq_err": 4, "local_ack_timeout_err": 4}, False),
         (100, {"rnr_nak_retry_err": 90, "completer_retry_err": 90, "out_of_sequence": 90, "retrans_pkts": 90}, False),

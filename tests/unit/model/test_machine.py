@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,26 @@ def test_a_ceiling_is_the_sum_of_the_cards_that_moved_bytes(
     machine: Machine, count: int | None, gigabytes: float | None
 ) -> None:
     assert machine.ceiling(count) == (None if gigabytes is None else gigabytes * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("field", "accepted", "refused"),
+    [
+        ("backend", ("UCX",), ("LIBFABRIC",)),
+        ("op", ("WRITE", "READ"), ("WRITE",)),
+        ("memory", (MemoryPair("DRAM", "VRAM"),), (DRAM, VRAM)),
+        ("batch", (2,), (4,)),
+        ("depth", (4,), (2,)),
+        ("notify", ("each",), ("last",)),
+        ("pages", ("huge",), ("base",)),
+        ("blocks", (65536, 65536), (1, 65535)),
+        ("blocks", (1, 65536), (65537, 1 << 20)),
+    ],
+)
+def test_an_expectation_applies_to_the_rows_that_each_field_selects(field: str, accepted: Any, refused: Any) -> None:
+    key = RowKey.parse("UCX/READ/DRAM:VRAM/64KiB/batch2/depth4/0-1/notify=each")
+    assert Expectation("s").applies(key)
+    assert [Expectation("s", **{field: value}).applies(key) for value in (accepted, refused)] == [True, False]
 
 
 ANY = Expectation(source="s", floor=1.0)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +71,7 @@ def test_any_text_is_a_key_with_this_text_or_is_refused(text: str) -> None:
         f"{KEY}/8",
         f"{KEY}/",
         f"{KEY}/a=",
+        f"{KEY}/=1",
         f"{KEY}/a=1,",
         f"{KEY}/b=1,a=2",
         f"{KEY}/a=1,a=2",
@@ -109,6 +108,9 @@ def test_a_text_that_is_not_a_key_is_refused_in_one_sentence(text: str) -> None:
         ("nixlbench[use_hugepages=true]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "huge"),
         ("nixlbench[use_hugepages=0]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
         ("nixlbench[use_hugepages=False]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[use_hugepages=no]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[not_use_hugepages]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[use_hugepages_of=1]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
         ("nixlbench[use_hugepages=1]:UCX/READ/VRAM:VRAM/4KiB/batch1/depth1/0-1", ""),
     ],
 )
@@ -127,18 +129,39 @@ def test_a_gpu_number_counts_only_at_an_end_with_gpu_memory() -> None:
     assert RowKey.parse("UCX/READ/VRAM@0:VRAM@12/1000B/batch2/depth4/7-7").devices == DevicePair(0, 12)
 
 
-def test_a_short_name_leaves_defaults_out() -> None:
-    assert KEY.short == "UCX WRITE DRAM:DRAM 64KiB"
-    other = RowKey.parse("nixlbench:POSIX/READ/VRAM@1:FILE/1000B/batch2/depth3/4-4")
-    assert other.short == "nixlbench:POSIX READ VRAM@1:FILE 1000B batch2 depth3 ranks 4-4"
-    assert replace(other, batch=1).short.endswith(" 1000B depth3 ranks 4-4")
-    assert replace(other, depth=1).short.endswith(" 1000B batch2 ranks 4-4")
-    walks = replace(KEY, variant=(("footprint", "1GiB"), ("notify", "each"), ("threads", "4")))
-    assert walks.in_place.variant == (("notify", "each"), ("threads", "4"))
-    assert KEY.in_place == KEY
-    varied = RowKey.parse(f"{KEY}/progress-thread=on,threads=4")
-    assert varied.variant == (("progress-thread", "on"), ("threads", "4"))
-    assert varied.short == "UCX WRITE DRAM:DRAM 64KiB progress-thread=on,threads=4"
+@pytest.mark.parametrize(
+    ("text", "properties", "short", "words"),
+    [
+        ("UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1",
+         ("", "UCX", "last", "huge", 0, "", "", (), "notify=each"),
+         "UCX WRITE DRAM:DRAM 64KiB", "UCX WRITE DRAM:DRAM of 64KiB"),
+        ("nixlbench:UCX[a:b]:POSIX/READ/VRAM@1:FILE/1000B/batch2/depth3/4-4",
+         ("nixlbench:UCX[a:b]", "POSIX", "last", "", 0, "", "", (), ""),
+         "nixlbench:UCX[a:b]:POSIX READ VRAM@1:FILE 1000B batch2 depth3 ranks 4-4",
+         "nixlbench:UCX[a:b]:POSIX READ VRAM:FILE of 1000B (batch 2, depth 3, ranks 4-4, GPUs 1:0)"),
+        ("UCX/READ/DRAM:OBJ/1MiB/batch1/depth8/0-0/footprint=1GiB,notify=each,pages=base,threads=4",
+         ("", "UCX", "each", "base", 1 << 30, "", "", (("threads", "4"),), "footprint=1GiB,pages=base,threads=4"),
+         "UCX READ DRAM:OBJ 1MiB depth8 footprint=1GiB,notify=each,pages=base,threads=4",
+         "UCX READ DRAM:OBJ of 1MiB (depth 8, footprint 1GiB, notify each, pages base, threads 4)"),
+        ("UCX/WRITE/VRAM:VRAM/1MiB/batch1/depth1/1-0/kv=scattered,load=alone,pattern=incast:4",
+         ("", "UCX", "last", "", 0, "scattered", "incast:4",
+          (("kv", "scattered"), ("load", "alone"), ("pattern", "incast:4")),
+          "kv=scattered,load=alone,notify=each,pattern=incast:4"),
+         "UCX WRITE VRAM:VRAM 1MiB ranks 1-0 kv=scattered,load=alone,pattern=incast:4",
+         "UCX WRITE VRAM:VRAM of 1MiB (ranks 1-0, kv scattered, load alone, pattern incast:4)"),
+    ],
+)  # fmt: skip
+def test_a_key_has_its_parts_and_names_that_leave_defaults_out(
+    text: str, properties: tuple[object, ...], short: str, words: str
+) -> None:
+    key = RowKey.parse(text)
+    assert (
+        key.program, key.plain_backend, key.notify, key.pages, key.footprint, key.kv, key.pattern, key.agent_variant,
+        key.as_nixlbench.variant_text,
+    ) == properties  # fmt: skip
+    assert (key.short, key.words, key.walks) == (short, words, key.footprint > 0)
+    assert str(key.in_place) == text.replace("footprint=1GiB,", "")
+    assert str(key.measured_by("fi/rma")) == f"fi_rma:{text}"
     assert read_key("a key/of a/later version").short == "a key/of a/later version"
 
 

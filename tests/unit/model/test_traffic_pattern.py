@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain, combinations, permutations
 from pathlib import Path
 
 import pytest
 
-from pytest_nixl.model.traffic_pattern import PatternChoice, TrafficPattern, factors, rounds
+from pytest_nixl.model.traffic_pattern import PatternChoice, RankPairing, TrafficPattern, factors, rounds
 
 MIB = 1 << 20
 
@@ -34,6 +35,35 @@ def test_a_named_pattern_has_its_flows(text: str, flows: list[tuple[int, int]]) 
     assert {flow.size for flow in named.flows} == {MIB}
 
 
+def test_a_choice_is_shown_as_it_was_typed() -> None:
+    choice = PatternChoice.parse(" incast:3 ")
+    assert (str(choice), choice) == ("incast:3", PatternChoice("incast:3", "incast", 3))
+    assert PatternChoice.parse("pairs") == PatternChoice("pairs", "pairs")
+
+
+def test_pairs_of_ranks_are_shown_as_an_option_has_them() -> None:
+    assert [str(RankPairing.parse(text)) for text in (" First ", " 0:3, 2:1")] == ["first", "0:3,2:1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, f"{text!r} is not a pair of ranks") for text in ("", "0:", ":1", "0", "0:1:2", "0:1234567", "rings")),
+        ("0:1,2:2", "'2:2' pairs a rank with itself"),
+        ("0:1, 0:1", "0:1 is named twice"),
+    ],
+)
+def test_a_pair_of_ranks_has_two_numbers(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        RankPairing.parse(text)
+
+
+@pytest.mark.parametrize(("ranks", "last"), [(1, 1), (3, 2)])
+def test_a_listed_pair_has_ranks_of_the_run(ranks: int, last: int) -> None:
+    with pytest.raises(ValueError, match=f"^0:3 names a rank that is not in the range 0 to {last}$"):
+        RankPairing.parse("1:0,0:3").of(ranks)
+
+
 def test_all_ranks_of_a_run_take_part_unless_a_number_is_given() -> None:
     assert pattern("incast", 8).ranks == 8
     assert pattern("incast:3", 8).ranks == 3
@@ -48,6 +78,9 @@ def test_a_matrix_has_the_sizes_of_its_file(tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("0 1M 0\n0 0 6K\n0 0 0\n")
     assert matrix.name == pattern(str(file)).name != pattern(str(other)).name
+    assert hash(matrix) == hash(pattern(str(file)))
+    assert re.fullmatch("matrix-[0-9a-f]{8}", matrix.name)
+    assert (str(matrix), [str(flow) for flow in matrix.flows]) == (f"{matrix.name} of 3 ranks", ["0->1", "1->2"])
 
 
 @pytest.mark.parametrize(
@@ -78,8 +111,9 @@ def test_a_number_of_ranks_without_a_pattern_is_refused(text: str) -> None:
 
 
 def test_what_is_neither_a_name_nor_a_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="incst cannot be read: No such file"):
-        PatternChoice.parse("incst")
+    for text, message in (("incst", "incst cannot be read: No such file"), (" ", "^' ' is not a pattern$")):
+        with pytest.raises(ValueError, match=message):
+            PatternChoice.parse(text)
 
 
 @pytest.mark.parametrize("ranks", range(2, 34))

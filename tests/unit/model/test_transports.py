@@ -51,6 +51,7 @@ def test_transports_that_use_a_network_card_are_known(transport: str, network: b
         (("rc_mlx5/mlx5_0:1", "ud_mlx5/mlx5_0:1"), ("mlx5_0",)),
         (("efa/rdmap79s0-rdm", "srd/rdmap79s0:1"), ("rdmap79s0",)),
         (("rc/mlx4_0:1", "rc/mlx4_0:2"), ("mlx4_0", "mlx4_0:2")),
+        (("udp/eth0-dgrm", "tcp/eth0", "rc/mlx4_0:12", "efa/a-rdm0"), ("eth0", "mlx4_0:12", "a-rdm0")),
     ],
 )
 def test_each_card_is_counted_once(transports: tuple[str, ...], counted: tuple[str, ...] | None) -> None:

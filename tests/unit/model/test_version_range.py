@@ -33,6 +33,11 @@ def test_range_accepts(text: str, version: str, accepted: bool) -> None:
     assert VersionRange.parse(text).accepts(version) is accepted
 
 
+def test_a_range_is_read_into_its_bounds() -> None:
+    bounds = ((">=", (1, 18)), ("<", (2,)), ("", (3, 0)))
+    assert VersionRange.parse(" >= 1.18, <2,3.0 ") == VersionRange(">= 1.18, <2,3.0", bounds)
+
+
 @pytest.mark.parametrize("text", ["", "latest", "==1", "1.", "1,", "~=1.2", ">=", "1.x"])
 def test_text_that_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither a version nor a bound"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from helpers.cli_run import eventually, junit_suite, run
+from helpers.cli_run import eventually, junit_suite
 from helpers.cli_run import start as start_run
 
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
@@ -51,17 +51,6 @@ def test_waits(request):
         while not ranks.faults and time.monotonic() < deadline:
             time.sleep(0.05)
 """
-
-
-def test_a_failed_test_is_in_junit_once_and_named_if_no_check(tmp_path: Path) -> None:
-    (tmp_path / "test_checks.py").write_text(f"{CHECKS}\ndef test_mine():\n    assert False\n")
-    done = run(str(tmp_path / "test_checks.py"), "--nixl-op=WRITE", f"--junit-xml={tmp_path}/r.xml",
-               f"--nixl-report={tmp_path}/r.json", "-k", "not waits", env={"HOW": "fails"})  # fmt: skip
-    assert done.code == 1
-    suite = junit_suite(tmp_path / "r.xml")
-    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == ("3", "2", "0")
-    named = json.loads((tmp_path / "r.json").read_text())["failed_tests"]
-    assert [name.rpartition("::")[2] for name in named] == ["test_mine"]
 
 
 #: The options of runs of which no rank is to be lost.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from helpers.report_schemas import read_verdict_file, verdict_schema
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import write_report
-from pytest_nixl.report.junit import add_run_cases
+from pytest_nixl.report.junit import add_early_end, add_refusal, add_run_cases, name_by_module, write_again
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.run import LiveRecord, Run
@@ -46,34 +47,83 @@ def test_secrets_of_the_environment_are_hidden(tmp_path: Path, monkeypatch: pyte
     assert "hunter2" not in (tmp_path / "verdict.json").read_text()
 
 
+def writer_and_config(path: Path) -> tuple[LogXML, Any]:
+    """Return pytest's writer of a JUnit file, and a configuration with it and with another plugin of this name."""
+    writer = LogXML(str(path), None, family="xunit2")
+    plugins = [type("LogXML", (), {})(), SimpleNamespace(logfile="x"), writer]
+    manager = SimpleNamespace(get_plugins=lambda: plugins, get_plugin=lambda _: None)
+    writer.pytest_sessionstart()
+    return writer, SimpleNamespace(stash=pytest.Stash(), pluginmanager=manager)
+
+
+def cases(path: Path) -> list[tuple[str, list[tuple[str, str]], list[str]]]:
+    """Return name, properties and failures of each case of a JUnit file, which has no other class than the run's."""
+    read = []
+    for case in junit_suite(path).findall("testcase"):
+        properties = [(item.attrib["name"], item.attrib["value"]) for item in case.iter("property")]
+        failures = [failure.attrib["message"] for failure in case.iter("failure")]
+        assert case.attrib["classname"] == "nixl_run"
+        read.append((case.attrib["name"], properties, failures))
+    return read
+
+
+ENDED = "INTERRUPTED after 1 of 2 checks: Ctrl-C"
+
+
 def test_each_failure_of_no_failed_test_is_a_whole_case_of_its_own(tmp_path: Path) -> None:
     missing = Result("bandwidth", "", Verdict.MISSING, "no row", "run it", finding="F")
     results = (
         missing, missing, Result("fails", "t.py::fails", Verdict.FAIL, "has its own case"),
-        replace(missing, check="odd", verdict=Verdict.INCONCLUSIVE, nodeid="t.py::skipped"),
+        Result("odd", "t.py::skipped", Verdict.INCONCLUSIVE, "no launch"),
         replace(missing, check="fine", verdict=Verdict.WARN),
     )  # fmt: skip
-    writer = LogXML(str(tmp_path / "r.xml"), None, family="xunit2")
-    plugins = SimpleNamespace(get_plugins=lambda: [writer], get_plugin=lambda _: None)
+    writer, config = writer_and_config(tmp_path / "r.xml")
     run = SimpleNamespace(
-        config=SimpleNamespace(stash=pytest.Stash(), pluginmanager=plugins), settings=SimpleNamespace(gate=True),
-        record=LiveRecord(results=results, interrupted="INTERRUPTED after 1 of 2 checks: Ctrl-C"),
-    )  # fmt: skip
+        config=config, settings=SimpleNamespace(gate=True), record=LiveRecord(results=results, interrupted=ENDED)
+    )
     completeness_of(cast(Run, run)).failed.add("t.py::fails")
-    writer.pytest_sessionstart()
-    add_run_cases(cast(pytest.Config, run.config), cast(Run, run))
+    add_run_cases(config, cast(Run, run))
     writer.pytest_sessionfinish()
-    suite = junit_suite(tmp_path / "r.xml")
-    shown = {}
-    for case in suite.findall("testcase"):
-        names = [str(item.attrib["name"]) for item in case.iter("property")]
-        shown[case.attrib["name"]] = (names, [str(failure.attrib["message"]) for failure in case.iter("failure")])
-    of_result = ["nixl_check", "nixl_verdict", "nixl_reason", "nixl_finding"]
-    text = "MISSING: no row\nremedy: run it"
-    assert shown == {
-        "interrupted": (["nixl_verdict"], ["INTERRUPTED after 1 of 2 checks: Ctrl-C"]),
-        "bandwidth": (of_result, [text]),
-        "bandwidth#2": (of_result, [text]),
-        "odd": (of_result, [text.replace("MISSING", "INCONCLUSIVE")]),
-    }
-    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == ("4", "4", "0")
+    properties = [
+        ("nixl_check", "bandwidth"), ("nixl_verdict", "MISSING"), ("nixl_reason", "no row"), ("nixl_finding", "F"),
+    ]  # fmt: skip
+    message = "MISSING: no row\nremedy: run it"
+    undecided = [("nixl_check", "odd"), ("nixl_verdict", "INCONCLUSIVE"), ("nixl_reason", "no launch")]
+    assert cases(tmp_path / "r.xml") == [
+        ("interrupted", [("nixl_verdict", "INTERRUPTED")], [ENDED]), ("bandwidth", properties, [message]),
+        ("bandwidth#2", properties, [message]), ("odd", undecided, ["INCONCLUSIVE: no launch"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("add", "file", "case"),
+    [
+        (lambda config: add_refusal(config, "no etcd", 0), "r.xml",
+         [("refused", [("nixl_verdict", "REFUSED")], ["REFUSED: no etcd"])]),
+        (lambda config: add_refusal(config, "no etcd", 2), "r.rank2.xml",
+         [("refused", [("nixl_verdict", "REFUSED")], ["REFUSED: no etcd"])]),
+        (lambda config: add_early_end(config, "rank 0 is lost"), "r.xml",
+         [("interrupted", [("nixl_verdict", "INTERRUPTED")], ["rank 0 is lost"])]),
+        (lambda config: write_again(config, cast(Run, SimpleNamespace(record=LiveRecord(interrupted=ENDED)))), "r.xml",
+         [("interrupted", [], [ENDED])]),
+    ],
+    ids=["refused", "refused of a rank", "a peer that ended early", "written again"],
+)  # fmt: skip
+def test_an_end_without_a_result_is_a_case(tmp_path: Path, add: Callable[[Any], None], file: str, case: Any) -> None:
+    writer, config = writer_and_config(tmp_path / "r.xml")
+    add(config)
+    writer.pytest_sessionfinish()
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert cases(tmp_path / file) == case
+
+
+def test_a_case_of_the_suites_has_the_class_of_its_module_wherever_it_is_installed(tmp_path: Path) -> None:
+    writer, config = writer_and_config(tmp_path / "r.xml")
+    for name, module in (("a", "pytest_nixl.suites.bandwidth.test_bandwidth"), ("b", "")):
+        report = pytest.TestReport(f"x/t.py::{name}", ("x/t.py", 1, name), {}, "passed", None, "call")
+        vars(report)["nixl_module"] = module
+        name_by_module(config, report)
+        writer.pytest_runtest_logreport(report)
+    writer.pytest_sessionfinish()
+    classes = [case.attrib["classname"] for case in junit_suite(tmp_path / "r.xml").findall("testcase")]
+    assert classes == ["pytest_nixl.suites.bandwidth.test_bandwidth", "x.t"]

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 import scipy.stats  # noqa: F401 - its import takes seconds: let no test wait for it
 from helpers.browser import open_page
-from helpers.cli_run import bandwidth, junit_suite, profile
+from helpers.cli_run import bandwidth, junit_suite
 from helpers.records import key, record
 from helpers.report_schemas import read_verdict_file
+from helpers.small_report import BARE_ROW, DIGEST, IMAGE, READ_ROW, WRITE_ROW, small_report
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_nixl.cli import main
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
-from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
@@ -112,19 +112,8 @@ def test_the_page_in_a_browser_has_no_error_loads_nothing_and_shows_its_charts(p
     ]
     labels = re.findall(r'aria-label="((?:bandwidth|latency|history) of [^"]*)"', text)
     assert [label.partition(" ")[0] for label in labels] == ["bandwidth"] + ["latency"] * 2 + ["history"] * 27
-    assert len(re.findall(r'<polyline class="line s\d before"', text)) == 2  # the baseline's, of both operations
-    assert 'class="dot s0 before"' in text
-    contents = re.findall(r'<li><a href="#([^"]*)">([^<]*)</a></li>', text.partition("<nav")[2].partition("</nav>")[0])
-    assert [title for _, title in contents] == titles
-    assert len(re.findall(r'class="mark"', text)) == 8  # one for the change of each READ row
-    assert re.search(r'<td class="cell slow"[^>]*>7.1<small>eth0</small></td>', text)
-    assert "slowest: rank 2 to rank 3, 7.1 GB/s, 59 % of the fastest" in text
-    assert re.search(r'<tr class="changed"><td class="wrap">versions ucx</td><td class="wrap">1.19.0</td>', text)
     assert text.count("<script") == 1
     assert HOSTILE not in text
-    assert 'id="check-bandwidth" href="#check-bandwidth"' in text
-    anchors = re.findall(r' id="([^"]*)"', text)
-    assert len(anchors) == len(set(anchors))
 
 
 def test_a_heading_sorts_the_table_of_rows(page: Path, tmp_path: Path) -> None:
@@ -165,52 +154,6 @@ def test_an_error_or_a_request_in_the_browser_is_noticed(page: Path, tmp_path: P
     assert "http://127.0.0.1:9/x.png" in opened.requests
 
 
-STEPS_US = {"prepare": 1500.0, "make": 300.0, "post": 9000.0, "transfer": 1.4, "notify": 120.0, "release": 20.0}
-
-
-def kv_run() -> RecordedRun:
-    """Return a run with five ways to request KV blocks in both operations, beside a row of whole blocks."""
-    routes = (
-        "contiguous-merged",
-        "contiguous-unmerged",
-        "scattered-initialized",
-        "scattered-prepped",
-        "scattered-unmerged",
-    )
-    rates = {
-        f"UCX/{op}/DRAM:DRAM/32KiB/batch4096/depth1/0-1/kv={route},model=generic,tokens=1024": [number + share]
-        for number, route in enumerate(routes, 1)
-        for op, share in (("WRITE", 0.25), ("READ", 0.5))
-    }
-    data = record("registry.example/nixl:1", {**rates, key("64KiB"): [9.0]}, extra={"steps_us": STEPS_US})
-    return parse_recorded(data, "kv.json")
-
-
-def test_rows_of_kv_requests_differ_in_every_report() -> None:
-    run = kv_run()
-    requests = [row for row in run.rows if row.kv]
-    assert len({row.short for row in requests}) == 10
-    results = [
-        Result("kv-requests", str(row), Verdict.PASS, row=row, summary=figures) for row, figures in run.rows.items()
-    ]
-    texts = [line.text for line in lines(results, gate=False)]
-    assert len([text for text in texts if "kv=scattered-prepped,model=generic,tokens=1024" in text]) == 2
-    heads = [text.split()[:8] for text in texts if text.startswith("backend ")]
-    columns = ["backend", "op", "memory", "block", "batch", "depth"]
-    assert [head[:7] for head in heads] == [[*columns, "GB/s"], [*columns, "variant"]]  # a table for each
-    assert [text for text in texts if " : " in text] == []
-    restored = [Result.from_plain(result.plain()) for result in results]
-    assert restored == results
-    assert restored[0].summary is not None
-    assert restored[0].summary.steps == pytest.approx({name: value / 1e6 for name, value in STEPS_US.items()})
-
-
-@pytest.mark.parametrize("steps", [{"make": -1.0}, {str(number): 1.0 for number in range(17)}, {"make": float("inf")}])
-def test_a_record_with_wrong_steps_is_refused(steps: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="more than 16 steps, or one that is not a number from zero on"):
-        parse_recorded(record("x", {key("64KiB"): [9.0]}, extra={"steps_us": steps}), "kv.json")
-
-
 def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     run = parse_recorded(record("nixl:1", {}, results=[passed]), "x")
@@ -228,7 +171,11 @@ def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
 def test_a_run_of_which_no_check_is_recorded_is_not_green() -> None:
     """A comparison of records without results has its verdict above rows that may have REGRESSED."""
     run = parse_recorded(record("nixl:1", {key("64KiB"): [9.0]}), "x")
-    assert '<div class="verdict warn"><strong>NO CHECK IS RECORDED</strong>' in html_page(RunReport(run))
+    report = RunReport(run, gate=True)
+    assert '<div class="verdict warn"><strong>NO CHECK IS RECORDED</strong>' in html_page(report)
+    first, _, counts, _, _, heads, *_ = summary(report)
+    assert (first, counts.rpartition(": ")[2]) == ("## NIXL gate: NO CHECK IS RECORDED", "no check ran")
+    assert heads.startswith("| row | verdict |"), "no next step: nothing says that the run is to be accepted"
 
 
 def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
@@ -240,45 +187,9 @@ def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
     assert "The band shows" not in shown
 
 
-WRITE_ROW, READ_ROW = key("4KiB"), "UCX/READ/DRAM:VRAM/64KiB/batch8/depth4/2-5/notify=each"
-BARE_ROW = key("1MiB", backend="LIBFABRIC")
-#: A name with every sign that a format has a meaning for.
-IMAGE, DIGEST = 'reg/"a"|\\nb*\nc:2', f"sha256:{32 * '12'}"
-
-
-def small_run(image: str, slow: float, week: int, results: tuple[Result, ...] = ()) -> RecordedRun:
-    """Return a run of two rows with bounds, and of one without after the first week."""
-    spread = (1.0, 1.01, 0.99, 1.02, 0.98)
-    versions = {"nixl": "1.5.1", "ucx": f"1.{19 + week}.0"}
-    figures = {"floor": 5e8, "ceiling": 9e9, "p50_us": 1.5, "p90_us": 2.0, "p99_us": 4.0, "p99.9_us": 8.0,
-               "transports": ["rc/mlx5_0:1", "tcp/eth0"]}  # fmt: skip
-    rows = {WRITE_ROW: [2.0 * value for value in spread], READ_ROW: [slow * value for value in spread]}
-    data = record(image, rows, digest=DIGEST, week=week, versions=versions, results=results, extra=figures, name="n-a")
-    bare = {"p50_us": 0.5, "p90_us": 0.0, "p99_us": float("nan"), "p99.9_us": 3.0, "transports": []}
-    data["benchmarks"][1:1] = record(image, {BARE_ROW: [4.0]} if week else {}, extra=bare)["benchmarks"]
-    return parse_recorded(data, "r.json")
-
-
 @pytest.fixture(scope="module")
 def small() -> RunReport:
-    """Return the report of a run with a result of each outcome, a comparison, a ratio and three figures."""
-    slow, fast = (RowSummary(1.9e9, 1e-5, 2e-5, 10, 5e8, 9e9, ("tcp/eth0",)) for _ in range(2))
-    raw = RawMeasurement("ucx_perftest", "ucp_get_bw", 4e9, "UCX 1.18", ("rc/mlx5_0:1", "tcp/eth0"))
-    ratio = RawRatio(RowKey.parse(READ_ROW), 1.9e9, raw)
-    measured = [Figure.of("registration", seconds, {"backend": "UCX", "count": 1, "size": size})
-                for seconds, size in ((1e-3, 4096), (2e-3, 8192), (3e-3, 4096))]  # fmt: skip
-    results = (
-        Result("etcd-uri", "u", Verdict.WARN, "a | and <b>\n*_`[end]\\", "Leave it out."),
-        Result("a,b:c", "r", Verdict.FAIL, "too slow", "Look at 100 %.", RowKey.parse(READ_ROW), slow, "pytest r",
-               ratios=(ratio,)),
-        Result("bandwidth", "w", Verdict.FAIL, "slow, too", "Look at 100 %.", RowKey.parse(WRITE_ROW), fast),
-        Result("gpus", "g", Verdict.NOT_APPLICABLE, "no GPU"),
-        Result("limit", "l", Verdict.PASS, "no lease", finding="NIXL-ETCD-STALE-KEY", known_limit=True),
-        Result("registration", "r", Verdict.PASS, measured=tuple(measured)),
-        Result("stale", "s", Verdict.INCONCLUSIVE, "no lease", finding="NIXL-ETCD-HTTPS-PLAINTEXT"),
-    )  # fmt: skip
-    before, run = small_run("reg/nixl:1", 2.0, 0), small_run(IMAGE, 1.0, 1, results)
-    return RunReport(run, compare_runs(before, run, 0.05), durations={"w": 1.23456}, seconds=9.87654, exit_code=1)
+    return small_report()
 
 
 def test_the_parser_of_prometheus_reads_every_metric_of_a_run(small: RunReport, tmp_path: Path) -> None:
@@ -396,6 +307,9 @@ def test_the_verdict_for_programs_has_every_result_and_row(small: RunReport, tmp
     for refused, interrupted, text in (("no etcd", "", "no etcd"), ("", "Ctrl-C", "Ctrl-C")):
         ended = replace(small, refused=refused, run=replace(small.run, interrupted=interrupted))
         assert json.loads(FORMATS[".json"](ended))["text"] == text
+    provenance = replace(small.run.provenance, host={"ranks": ["a", "b"]})
+    ranks = RunReport(replace(small.run, provenance=provenance))
+    assert json.loads(FORMATS[".json"](ranks))["hosts"] == ["a", "b"]
 
 
 def test_the_summary_of_a_step_is_markdown_with_each_remedy_once(small: RunReport) -> None:
@@ -495,29 +409,6 @@ def test_a_summary_that_is_a_fifo_is_reported_and_not_waited_for(
 
 
 @pytest.mark.long
-def test_only_a_github_job_gets_a_summary_and_annotations(tmp_path: Path) -> None:
-    path = tmp_path / "summary.md"
-    arguments = (
-        "--nixl-op=WRITE",
-        "--nixl-duration=20ms",
-        f"--nixl-profile={profile(tmp_path / 'p.toml', IMPOSSIBLE)}",
-    )
-    env = {"GITHUB_STEP_SUMMARY": str(path), "GITHUB_ACTIONS": ""}
-    assert "::error" not in bandwidth(*arguments, env=env).output
-    assert not path.exists()
-    done = bandwidth(*arguments, "--nixl-image=nixl:7", env={**env, "GITHUB_ACTIONS": "true"})
-    [line] = [line for line in done.output.splitlines() if line.startswith("::error ")]
-    assert line.startswith("::error title=NIXL FAIL bandwidth::UCX WRITE DRAM%3ADRAM of 64KiB".replace("%3A", ":"))
-    text = path.read_text()
-    assert text.startswith("## NIXL verdict: FAIL\n\nnixl:7 on ")
-    assert "| UCX WRITE DRAM:DRAM 64KiB | " in text
-
-
-#: A latency bound instead of a floor, because contention keeps a row below its floor from failing.
-IMPOSSIBLE = "p99 = '1 ns'"
-
-
-@pytest.mark.long
 def test_a_real_run_writes_every_report_and_a_valid_junit_file(tmp_path: Path) -> None:
     reports = [tmp_path / f"r{ending}" for ending in (".html", ".csv", ".prom")]
     done = bandwidth(
@@ -550,18 +441,6 @@ def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: py
     assert "has no run of the image nixl:9" in capsys.readouterr().err
 
 
-def test_a_row_that_ended_in_an_error_is_among_the_rows_and_the_worst_stands_first() -> None:
-    key = RowKey.parse("UCX/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1")
-    other = RowKey.parse("UCX/READ/DRAM:DRAM/1MiB/batch1/depth1/0-1")
-    failed = Result("bandwidth", "t[READ]", Verdict.ERROR, "worker 1 ended by SIGSEGV", row=other)
-    run = parse_recorded(record("image:1", {str(key): [5.0]}, results=(failed,)), "r.json")
-    [csv_text] = re.findall(
-        r'<table class="sortable">.*?</table>', html_page(RunReport(run, chosen={"level": "quick"})), re.S
-    )
-    assert re.findall(r'><td class="text (\w+)">(\S+)</td>', csv_text) == [("fail", "ERROR"), ("soft", "–")]
-    assert csv_text.index(other.short) < csv_text.index(key.short)
-
-
 def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path: Path) -> None:
     """Losses of 70 % and of 77 % lie apart, and a row that REGRESSED is not green among the rows."""
     sizes = ("64KiB", "1MiB", "16MiB")
@@ -587,28 +466,6 @@ def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path
     ]  # fmt: skip
     last = re.search(r'<text class="tick" text-anchor="end" x="518.0" y="275.0">16MiB</text>', text)
     assert last is not None  # its end is inside the drawing, which is 520 wide
-
-
-def test_page_shows_rows_that_ended_in_an_error() -> None:
-    """Of three pairs of ranks only one was measured: the page must not look like a run of one good row."""
-    good, *lost = (RowKey.parse(key("64MiB", "WRITE", pair)) for pair in ("0-1", "0-2", "1-2"))
-    results = (
-        Result("bandwidth", "", Verdict.PASS, row=good),
-        *(Result("bandwidth", "", Verdict.ERROR, "the worker died", "read its log", row=row) for row in lost),
-    )
-    run = parse_recorded(record("image", {str(good): [12.0]}, results=results), "r")
-    text = html_page(RunReport(run, gate=True))
-    for row in lost:
-        [line] = re.findall(rf'<tr id="row-{re.escape(str(row))}".*?</tr>', text, re.DOTALL)
-        assert re.search(r'<td class="text fail">ERROR</td>', line)
-        assert line.count(">–<") == 6
-    assert "1 measured, 2 not" in text
-    # The matrix of the ranks has them, too.
-    matrix = text[text.index("Ranks and links") :]
-    assert len(re.findall(r'<td class="cell"[^>]*>ERROR', matrix)) == 2
-    healthy = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results[:1]), "r")))
-    assert "1 measured<" in healthy
-    assert ">ERROR<" not in healthy
 
 
 @pytest.mark.parametrize(("op", "slow"), [("WRITE", (0, 1)), ("READ", (1, 0))])
@@ -643,20 +500,6 @@ def test_a_cell_has_the_colour_of_its_share_of_the_fastest_and_its_devices() -> 
     assert [(cell.text, cell.devices, cell.slowest) for cell in cells] == [
         ("2", "eth0", False), ("1.5", "eth0", False), ("0.5", "eth0", True),
     ]  # fmt: skip
-
-
-def test_the_filter_of_the_page_finds_a_row_by_all_its_ranks() -> None:
-    good, lost = (RowKey.parse(key("64MiB", "WRITE", pair)) for pair in ("2-7", "7-3"))
-    results = (
-        Result("bandwidth", "", Verdict.PASS, row=good),
-        Result("bandwidth", "", Verdict.ERROR, "rank 9 died, and rank 3 waited", row=lost),
-        Result("etcd-answers", "", Verdict.WARN, "rank 4 on node-a and rank 11 have another one"),
-    )
-    text = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results), "r")))
-    for row, ranks in ((good, "2 7"), (lost, "7 3")):
-        assert re.search(rf'<tr id="row-{re.escape(str(row))}"[^>]* data-rank="{ranks}"', text)
-    assert 'data-rank="7 3 9"' in text
-    assert 'data-rank="4 11"' in text
 
 
 def test_ranks_are_in_order_whatever_the_record_has() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from pytest_nixl import cli
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
+from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.table import lines
 from pytest_nixl.session.selection import check_ids_by_suite
@@ -116,40 +115,6 @@ def default_run() -> list[Result]:
     return [*usual, *(row("32KiB", op, variant=variant) for op in ("WRITE", "READ") for variant in KV)]
 
 
-def test_rows_that_passed_are_beside_each_other_and_fit_the_terminal() -> None:
-    shown_lines = texts(default_run(), width=80)
-    assert max(map(len, shown_lines)) <= 80
-    assert len(shown_lines) == 2 + len(SIZES) + 2 + len(KV) + 1
-    assert shown_lines[0] == "UCX DRAM:DRAM, over cma/memory: 30 PASS"
-    assert " ".join(shown_lines[1].split()) == ("block WRITE GB/s p50 us p99 us floor READ GB/s p50 us p99 us floor")
-    assert shown_lines[2].split() == ["4KiB", *("1.23", "26", "77777", "0.6") * 2]
-    assert shown_lines[17] == "UCX DRAM:DRAM 32KiB batch4096 model=generic tokens=1024, over cma/memory: 4 PASS"
-    assert shown_lines[19].split()[:2] == ["scattered-prepped", "1.23"]
-
-
-def test_a_wider_terminal_gets_more_columns() -> None:
-    heads = {}
-    for width in (50, 80, 100, 130):
-        shown_lines = texts(default_run()[:30], width=width)
-        assert max(map(len, shown_lines[:-1])) <= width
-        heads[width] = shown_lines[1]
-    assert [head.count("us") for head in heads.values()] == [2, 4, 4, 6]
-    assert [head.count("Gb/s") for head in heads.values()] == [0, 0, 2, 2]
-
-
-def test_a_row_that_did_not_pass_has_its_own_line_with_its_verdict() -> None:
-    results = [*default_run()[1:30], row("4KiB", "WRITE", Verdict.FAIL)]
-    shown_lines = texts(results, width=80)
-    [heads] = [line for line in shown_lines if line.startswith("backend ")]
-    [failed] = [line for line in shown_lines if line.startswith("UCX ") and line.endswith("FAIL")]
-    assert heads.split()[:4] == ["backend", "op", "memory", "block"]
-    assert failed.split()[:4] == ["UCX", "WRITE", "DRAM:DRAM", "4KiB"]
-    assert len(failed) <= 80
-    assert "UCX DRAM:DRAM, over cma/memory: 29 PASS" in shown_lines
-    [of_4kib] = [line for line in shown_lines if line.lstrip().startswith("4KiB ")]
-    assert of_4kib.split()[1:5] == ["-"] * 4  # WRITE failed; READ is beside it
-
-
 def test_rows_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of that grows with the square of their number: 4140 rows took 1.9 s instead of 0.05 s."""
     compared: list[object] = []
@@ -164,15 +129,6 @@ def test_rows_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) 
     assert compared == []
 
 
-def test_few_rows_or_all_with_v_have_a_line_each() -> None:
-    few = texts(default_run()[:2], width=200)
-    heads = ["backend", "op", "memory", "block", "batch", "depth", "GB/s", "Gb/s", "p50", "us", "p99", "us"]
-    assert few[0].split() == [*heads, "floor", "transport", "verdict"]
-    assert len(few) == 4
-    everything = texts(default_run(), everything=True)
-    assert len([line for line in everything if line.startswith("UCX ")]) == 34
-
-
 def test_many_rows_with_the_same_fault_are_named_in_one_line() -> None:
     results = [row(size, "WRITE", Verdict.WRONG_TRANSPORT) for size in SIZES]
     shown_lines = texts(results, width=80)
@@ -184,25 +140,47 @@ def test_many_rows_with_the_same_fault_are_named_in_one_line() -> None:
     assert len([line for line in apart if line.startswith("WRONG-TRANSPORT: UCX WRITE DRAM:DRAM of ")]) == 15
 
 
-def test_nixlbench_is_compared_with_rows_of_its_notifications_and_pages() -> None:
-    def measured(key: str, bandwidth: float) -> Result:
-        figures = RowSummary(
-            bandwidth=bandwidth, p50=1e-6, p99=1e-6, transfers=1, floor=0.0, ceiling=0.0, transports=()
-        )
-        return Result("bandwidth", key, Verdict.PASS, row=RowKey.parse(key), summary=figures)
+def measured(key: str, gigabytes: float, verdict: Verdict = Verdict.PASS, *ratios: RawRatio) -> Result:
+    """Return the result of a row of 4 KiB from host memory to host memory, by backend, operation and variant."""
+    backend, op, *variant = key.split("/")
+    row = RowKey.parse("/".join((backend, op, "DRAM:DRAM/4KiB/batch1/depth1/0-1", *variant)))
+    figures = RowSummary(gigabytes * 1e9, 1e-6, 1e-6, 1, 0.0, 0.0, ())
+    return Result("bandwidth", key, verdict, row=row, summary=figures, ratios=ratios)
 
-    plain = "UCX/WRITE/DRAM:DRAM/4KiB/batch1/depth1/0-1"
-    nixlbench, last = measured(f"nixlbench:{plain}", 0.4e9), measured(plain, 2.4e9)
-    assert not [line for line in lines([last, nixlbench], gate=False) if ": nixlbench" in line.text]
-    huge, base = (measured(f"{plain}/notify=each{pages}", 0.5e9) for pages in ("", ",pages=base"))
-    [ratio_line] = [
-        line.text for line in lines([last, huge, base, nixlbench], gate=False) if ": nixlbench" in line.text
-    ]
-    assert re.fullmatch(r"UCX : nixlbench:UCX  WRITE  DRAM:DRAM +4KiB  notify=each,pages=base  1\.25", ratio_line)
-    program = "nixlbench[use_hugepages=1]"
-    rows = [huge, base, measured(f"{program}:{plain}", 0.4e9)]
-    [ratio_line] = [line.text for line in lines(rows, gate=False) if ": nixlbench" in line.text]
-    assert ratio_line.endswith("  notify=each  pages=huge  1.25")
+
+RAW = RawMeasurement("fi_rma_bw", "rma", 4e9, "1.22", ("efa", "tcp"))
+RAW_KEY = RowKey.parse("UCX/READ/DRAM:VRAM@2/1MiB/batch8/depth4/2-5/pages=base")
+LAST, BASE = "UCX/WRITE", "UCX/WRITE/notify=each,pages=base"
+
+
+@pytest.mark.parametrize(
+    ("results", "ratios"),
+    [
+        ([measured(LAST, 2), measured("LIBFABRIC/WRITE", 1), measured("POSIX/WRITE", 5), measured("UCX/READ", 3)],
+         ["LIBFABRIC : UCX  WRITE  DRAM:DRAM    4KiB  pages=huge  0.50",
+          "POSIX : UCX  WRITE  DRAM:DRAM    4KiB  pages=huge  2.50"]),
+        ([measured(LAST, 2), measured(LAST, 1), measured("LIBFABRIC/WRITE", 1, Verdict.CORRUPT)], []),
+        ([measured(LAST, 2.4), measured("nixlbench:UCX/WRITE", 0.4)], []),
+        ([measured(LAST, 2.4), measured("UCX/WRITE/notify=each", 0.5), measured(BASE, 0.5),
+          measured("nixlbench:UCX/WRITE", 0.4), measured("nixlbench:LIBFABRIC/WRITE", 0.1)],
+         ["UCX : nixlbench:UCX  WRITE  DRAM:DRAM    4KiB  notify=each,pages=base  1.25"]),
+        ([measured("UCX/WRITE/notify=each", 0.5), measured(BASE, 0.5),
+          measured("nixlbench[use_hugepages=1]:UCX/WRITE", 1)],
+         ["UCX : nixlbench[use_hugepages=1]:UCX  WRITE  DRAM:DRAM    4KiB  notify=each  pages=huge  0.50"]),
+        ([measured(LAST, 4), measured("UCX/WRITE/footprint=1GiB", 1), measured("UCX/READ/footprint=1GiB", 1)],
+         ["cold : hot  UCX  WRITE  DRAM:DRAM    4KiB  footprint=1GiB  pages=huge  0.25  (1 of 4 GB/s with the bytes of "
+          "each transfer in the caches)"]),
+        ([measured(LAST, 4, Verdict.ERROR), measured("UCX/WRITE/footprint=1GiB", 1)], []),
+        ([measured(LAST, 4, Verdict.PASS, RawRatio(RAW_KEY, 1e9, RAW), RawRatio(RAW_KEY, 2e9, RAW, comparable=False),
+                   RawRatio(UnknownKey("later"), 2e9, RAW))],
+         ["UCX : fi_rma_bw  READ   DRAM:VRAM@2    1MiB  batch8  depth4  2-5  pages=base  0.25  of 4 GB/s by fi_rma_bw "
+          "(rma, 1.22) over efa+tcp",
+          "later : fi_rma_bw  0.50  of 4 GB/s by fi_rma_bw (rma, 1.22) over efa+tcp"]),
+    ],
+    ids=["backends", "twice, or wrong", "nixlbench notifies", "nixlbench", "huge pages", "cold", "failed", "raw"],
+)  # fmt: skip
+def test_rows_are_compared_with_those_that_are_alike(results: list[Result], ratios: list[str]) -> None:
+    assert [text for text in texts(results) if " : " in text] == ratios
 
 
 def test_one_cause_of_many_checks_stands_once_above_them() -> None:

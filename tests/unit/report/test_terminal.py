@@ -103,7 +103,8 @@ def test_the_header_says_that_nothing_differs_from_the_defaults(pytester: pytest
     pytester.makepyfile(OURS)
     result = run_pytest(pytester, in_process=True)
     assert re.fullmatch(
-        r"pytest-nixl \S+( a clone)?, (no )?NIXL.*: each setting has its default \(-vv: all settings\)",
+        r"pytest-nixl \S+( a clone)?, (no NIXL|NIXL \S+(, UCX \d+\.\d+\S*)?): each setting has its default "
+        r"\(-vv: all settings\)",
         result.outlines[place(result, "pytest-nixl ")],
     )
 

@@ -43,13 +43,18 @@ OTHERS = (
 )  # fmt: skip
 
 
+CARDS = ["mlx5_0:2", *(f"mlx5_{number}:1" for number in range(1, 8))]
+
+
 def test_a_run_is_recorded_with_image_versions_environment_and_host(host: Host) -> None:
     network = "sys/class/net"
     host({
         "proc/cpuinfo": "processor\t: 0\nmodel name\t: CPU of the test \nCPU part\t: 0xd40\n",
         "proc/driver/nvidia/gpus/0000:01:00.0/information": "", "proc/driver/nvidia/gpus/0000:02:00.0/information": "",
         "sys/class/infiniband/mlx5_1/ports/1/rate": "400 Gb/sec (4X NDR)\n",
-        "sys/class/infiniband/mlx5_0/ports/2/state": "", "sys/module/nvidia/version": "550.1\n",
+        "sys/class/infiniband/mlx5_0/ports/2/state": "", **dict.fromkeys(
+            (f"sys/class/infiniband/mlx5_{number}/ports/1/state" for number in (7, 3, 6, 2, 5, 4)), ""
+        ), "sys/module/nvidia/version": "550.1\n",
         f"{network}/eth1/device": "", f"{network}/eth1/speed": "-1\n", f"{network}/lo/speed": "1\n",
         f"{network}/eth0/device": "", f"{network}/eth0/speed": "10000\n", f"{network}/eth2/device": "",
     })  # fmt: skip
@@ -61,13 +66,14 @@ def test_a_run_is_recorded_with_image_versions_environment_and_host(host: Host) 
         "environment": {**dict.fromkeys(STEERING, "v"), **dict.fromkeys(HIDDEN, "***")},
         "host": {
             "name": "node\\x1b", "cpu": f"{platform.machine()} CPU of the test", "cores": os.cpu_count(), "gpus": 2,
-            "nics": {"mlx5_0:2": "", "mlx5_1:1": "400 Gb/sec (4X NDR)", "eth0": "10000 Mb/s", "eth1": "", "eth2": ""},
+            "nics": {**dict.fromkeys(CARDS, ""), "mlx5_1:1": "400 Gb/sec (4X NDR)", "eth0": "10000 Mb/s",
+                     "eth1": "", "eth2": ""},
             "ranks": ["node-a", "node-b"],
         },
     }  # fmt: skip
     assert list(run.versions) == ["nixl", "ucx", "kernel", "nvidia_driver"]
     assert list(run.environment) == sorted((*STEERING, *HIDDEN))
-    assert list(run.host["nics"]) == ["mlx5_0:2", "mlx5_1:1", "eth0", "eth1", "eth2"]
+    assert list(run.host["nics"]) == [*CARDS, "eth0", "eth1", "eth2"]
 
 
 @pytest.mark.parametrize(

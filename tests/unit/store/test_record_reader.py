@@ -68,6 +68,7 @@ BAD: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
     "empty": (" \n", "is empty: expected a file that the bandwidth suite wrote with --nixl-store, "),
     "zeros": ("\0" * 1000, TORN),
     "half": (TEXT.replace("image:1", "\\ud800"), NOT_UTF8),
+    "half-capital": (TEXT.replace("image:1", "\\uD800"), NOT_UTF8),
     "numbers": (TEXT.replace("2000000000.0", "1" + "0" * 400), "is not a record of a run ("),
     "key": (TEXT.replace(KEY, "a/b"), "'a/b' is not a row key"),
     "year": (TEXT.replace("2026-03-02", "0001-01-01").replace("+00:00", "+14:00"), "of a run (OverflowError: "),
@@ -260,6 +261,12 @@ def test_a_record_at_its_limits_is_read() -> None:
     assert (math.isnan(row.p50), math.isnan(row.p90), row.p99) == (True, True, 3e-5)
 
 
+def test_a_bound_or_a_latency_too_small_to_be_drawn_is_zero() -> None:
+    tiny = {**FIGURES, "floor": 9e-10, "ceiling": 5e-324, "p50_us": 9e-10, "p99_us": 1e-9}
+    [row] = parse_recorded(record("image:1", {KEY: [1.0]}, extra=tiny), "x.json").rows.values()
+    assert (row.floor, row.ceiling, row.p50, row.p99) == (0.0, 0.0, 0.0, 1e-15)
+
+
 @pytest.mark.parametrize(("levels", "read"), [(13, True), (14, False)])
 def test_facts_of_a_host_may_be_nested_16_deep(levels: int, read: bool) -> None:
     document = full()
@@ -360,6 +367,7 @@ def test_secrets_that_an_older_version_recorded_are_hidden(
     ours["interrupted"] = f"ended: token={SECRET}"
     ours["provenance"]["environment"] |= {
         "NIXL_APITOKEN": SECRET, "NIXL_UNKNOWN": SECRET, "UCX_ARGS": f"--password {SECRET}", "UCX_TLS": "tcp",
+        "(started with)": f"env --password {SECRET}",
     }  # fmt: skip
     ours["provenance"]["image"]["source"] = f"https://user:{SECRET}@registry.example"
     ours["provenance"]["host"]["name"] = f"password={SECRET}"

@@ -17,7 +17,7 @@ from helpers.records import KEY, ROW, key, record, write
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.store import store as store_module
 from pytest_nixl.store.record_reader import RECORD_FORM, RecordedRun, read_recorded
-from pytest_nixl.store.store import FEWEST_NEW, INDEX, Store, find_baseline, newest, summary
+from pytest_nixl.store.store import FEWEST_NEW, INDEX, Store, find_baseline, newest, read_index, summary
 
 #: Twenty processes that begin to write together, when their standard input ends. Only the first imports anything.
 WRITERS = """
@@ -216,6 +216,10 @@ def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkey
     opened.clear()
     assert store.summaries() == first
     assert opened == ["000-zfolder.json"], "what is no file is not in the index"
+    state = (tmp_path / "001.json").stat()
+    entry = read_index(tmp_path / INDEX).entry("001.json", state)
+    assert entry is not None
+    assert entry.state is state
     whole, skipped = store.runs()
     assert first == ([summary(run) for run in whole], skipped)
     # Changed records are read again, deleted ones are left out, and new ones are included.
