@@ -209,7 +209,7 @@ class DramBuffer(PatternBuffer):
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
         self._check(offset, size)
         target, wrong = self._bytes[offset : offset + size], _Comparison(size)
-        room: Words = np.empty(TILE, dtype=np.uint64)
+        room: Words = np.empty(min(size // 8, TILE), dtype=np.uint64)
         for start, tile, key in tiles(seed, size):
             # The bytes are read once, so that the compared ones are reported even if another process writes them.
             read = np.bitwise_xor(target[start : start + 8 * len(tile)].view(np.uint64), tile, out=room[: len(tile)])
