@@ -369,16 +369,6 @@ def test_a_bad_url_is_one_sentence(url: str, message: str, capsys: pytest.Captur
     assert "\x1b" not in error
 
 
-@pytest.mark.parametrize(
-    "option", ["--max-failed=-1", "--max-expired=nan", "--max-post-us=inf", "--max-transfer-us=x", "--timeout=0"]
-)
-def test_a_bound_that_is_not_a_number_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["telemetry", "http://h:1", option])
-    assert ended.value.code == COULD_NOT_RUN
-    assert "is not a number" in capsys.readouterr().err
-
-
 def test_a_refused_connection_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as bound:  # bound and not listening: nobody else gets the port, and connections are refused
         bound.bind(("127.0.0.1", 0))

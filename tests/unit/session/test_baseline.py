@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, junit_suite, profile, run
+from helpers.cli_run import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, junit_suite, profile
 from helpers.needs import need_programs
 from helpers.records import KEY, key, record, write
 
@@ -103,19 +103,6 @@ def test_a_run_far_faster_than_its_baseline_is_improved(tmp_path: Path) -> None:
     assert done.code == 0
 
 
-@pytest.mark.whole  # tests/unit/judge/test_run_comparison.py judges such launches
-@pytest.mark.parametrize(("gate", "code"), [((), 0), (("--nixl-gate",), 1)], ids=["plain", "gate"])
-def test_a_comparison_that_launches_cannot_prove_is_inconclusive_after_the_last_launch(
-    tmp_path: Path, gate: tuple[str, ...], code: int
-) -> None:
-    """A baseline of one launch cannot prove anything."""
-    done = bandwidth(*FAST, baseline(tmp_path / "b.json", [1e6]), *gate)
-    assert "7 launches against 1, p = 0.12" in done.output
-    assert "INCONCLUSIVE regression: " in done.output
-    assert "7 launches against 1 give p = 0.12 at best: record the baseline with --nixl-min-launches=7." in done.output
-    assert done.code == code
-
-
 def test_a_row_of_the_baseline_that_was_not_measured_fails_the_run(tmp_path: Path) -> None:
     missing = write(tmp_path / "b.json", record("nixl:0", {key("1MiB"): [1.0] * 5}))
     done = bandwidth(*FAST, f"--nixl-baseline={missing}")
@@ -123,61 +110,6 @@ def test_a_row_of_the_baseline_that_was_not_measured_fails_the_run(tmp_path: Pat
     assert f"NO-EXPECTATION regression: the row {KEY} is not in nixl:0" in done.output
     assert done.output.count("MISSING regression: ") == 2
     assert done.code == 1
-
-
-@pytest.mark.parametrize("arguments", [("-k", "nothing"), ("suites/infrastructure/test_nixl.py", "-k", "loads")])
-def test_a_run_that_measured_nothing_fails(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    done = run(
-        *(arguments if arguments[0] != "-k" else (BANDWIDTH, *arguments)), baseline(tmp_path / "b.json", [1.0] * 5)
-    )
-    assert "MISSING regression: no row of nixl:0 was measured in this run" in done.output
-    assert done.code == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("-n", "2"), "pytest-xdist"),
-        (("--collect-only",), "--collect-only"),
-        (("--benchmark-skip",), "--benchmark-skip"),
-    ],
-)
-def test_options_that_leave_nothing_to_compare_are_refused(
-    tmp_path: Path, arguments: tuple[str, ...], named: str
-) -> None:
-    done = run(BANDWIDTH, baseline(tmp_path / "b.json", [1.0] * 5), *arguments)
-    assert f"ERROR: --nixl-baseline is refused with {named}" in done.output
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-
-
-def refused(*arguments: str) -> str:
-    """Run pytest, which must refuse to start, and return its one sentence."""
-    done = run(BANDWIDTH, *arguments)
-    assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
-    [line] = [text for text in done.output.splitlines() if text.startswith("ERROR: ")]
-    return line
-
-
-def test_an_unusable_baseline_is_refused(tmp_path: Path) -> None:
-    good = write(tmp_path / "good.json", record("nixl:0", {KEY: [1.0] * 5}))
-    torn, foreign = tmp_path / "torn.json", tmp_path / "foreign.json"
-    torn.write_text(good.read_text()[:-40])
-    foreign.write_text('{"hello": "world"}')
-    assert f"--nixl-baseline: {torn} is incomplete or not JSON" in refused(f"--nixl-baseline={torn}")
-    assert f"--nixl-baseline: {foreign} is not a record of a run" in refused(f"--nixl-baseline={foreign}")
-    other_machine = baseline(tmp_path / "other.json", [1.0] * 5, cpu="Imaginary 9000", cores=4096)
-    assert "was measured on another kind of machine (cpu Imaginary 9000 there, " in refused(other_machine)
-    image = refused("--nixl-baseline=nixl:9", f"--nixl-store={tmp_path}")
-    assert f"{tmp_path} has no run of the image nixl:9; it has nixl:0; skipped: " in image
-
-
-def test_torn_and_foreign_files_of_a_store_are_reported_and_skipped(tmp_path: Path) -> None:
-    """The row is not in the record, so that one launch of it is enough."""
-    write(tmp_path / "a.json", {**record("nixl:0", {key("1MiB"): [1.0] * 5}), "nixl": None})
-    (tmp_path / "torn.json").write_text("{")
-    done = bandwidth(*FAST, f"--nixl-baseline={tmp_path}")
-    assert f"skipped: {tmp_path}/torn.json is incomplete or not JSON" in done.output
-    assert "against a of 20" in done.output
 
 
 def test_a_row_that_failed_in_the_baseline_is_inconclusive(store: Path) -> None:
@@ -293,13 +225,6 @@ def test_the_first_run_makes_the_baseline_and_says_so(tmp_path: Path) -> None:
     second = bandwidth(*arguments[:3], f"--nixl-baseline={other}", "--nixl-max-regression=99%")
     assert "does not exist" not in second.output
     assert "NO-EXPECTATION" not in second.output
-    closed = bandwidth(*arguments[:3], "--nixl-baseline=/proc/baseline.json")
-    assert "it cannot be written there" in closed.output
-    assert "keep this run's record (--benchmark-json FILE, or --nixl-store DIR), review it" in closed.output
-    assert closed.code == 0
-    slow = bandwidth(*arguments[:3], f"--nixl-baseline={tmp_path / 'slow.json'}", env={"UCX_TLS": "tcp"})
-    assert "this run cannot be the first baseline, because a check failed" in slow.output
-    assert not (tmp_path / "slow.json").exists()
 
 
 def test_an_interrupted_first_run_says_that_there_is_still_no_baseline(tmp_path: Path) -> None:

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of a check by how its test ended, what pytest shows of it, and the command that repeats it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from helpers.cli_run import profile
+from helpers.pytester_run import run_pytest
+
+from pytest_nixl.core.cpu_contention import HostLoad
+from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.session.check_result import LESS_TO_DO, MORE_TIME
+
+STALE = f"{FINDINGS['NIXL-ETCD-STALE-KEY'].title}: a stale key"
+TIMEOUT = "Timeout (>3.0s) from pytest-timeout."
+#: Tests whose names are the ids of their checks.
+ENDINGS = """
+import warnings
+import pytest
+from pytest_nixl.core.errors import LateError, NixlPluginError, NotApplicableError
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.outcome import JUDGEMENT
+
+def check(function):
+    return pytest.mark.nixl_check(function.__name__.removeprefix("test_").replace("_", "-"))(function)
+
+@check
+def test_passes(): pass
+
+@check
+def test_fails(): assert 1 == 2
+
+@check
+def test_fails_in_two_lines(): pytest.fail("  one\\ntwo")
+
+@check
+def test_fails_without_a_text(): raise AssertionError
+
+@check
+def test_raises(): raise ValueError("one\\ntwo")
+
+@check
+def test_raises_without_a_text(): raise ValueError
+
+@check
+def test_skips(): pytest.skip("no such device")
+
+@check
+def test_does_not_apply(): raise NotApplicableError("this host has no GPU", "run it elsewhere")
+
+@check
+def test_is_refused(): raise NixlPluginError("it is \\x1b hunter2", "set hunter2", "a log")
+
+@check
+def test_meets_a_finding(): raise FindingError("NIXL-ETCD-STALE-KEY", "a stale key", "a log", "remove it")
+
+@check
+def test_is_late(): raise LateError("no answer within 3 s", "wait")
+
+@pytest.mark.nixl_check("is-late-itself", own=True)
+def test_is_late_itself(): raise LateError("no answer within 3 s", "wait")
+
+@check
+def test_times_out(): pytest.fail("Timeout (>3.0s) from pytest-timeout.")
+
+@check
+def test_concludes(request):
+    request.node.stash[JUDGEMENT] = Judgement(Verdict.WARN, "it is odd", "look at it")
+
+@check
+def test_concludes_and_fails(request):
+    request.node.stash[JUDGEMENT] = Judgement(Verdict.CORRUPT, "bytes are wrong", "look at them")
+    pytest.fail("told before")
+
+@check
+def test_concludes_and_raises(request):
+    request.node.stash[JUDGEMENT] = Judgement(Verdict.CORRUPT, "bytes are wrong", "look at them")
+    raise ValueError("and then")
+
+@pytest.fixture
+def broken(): raise NixlPluginError("no worker starts", "start one")
+
+@pytest.fixture
+def breaks():
+    yield
+    raise NixlPluginError("no worker ends", "end it")
+
+@check
+def test_is_not_set_up(broken): pass
+
+@check
+def test_is_not_torn_down(breaks): pass
+
+def test_of_a_user(): raise NixlPluginError("not a check")
+"""
+CONFTEST = """
+import json
+from pathlib import Path
+
+def pytest_runtest_logreport(report):
+    result = getattr(report, "nixl_result", None)
+    with Path("reports.jsonl").open("a") as file:
+        values = report.nodeid.partition("::test_")[2], report.when, report.outcome, report.longreprtext
+        plain = None if result is None else result.plain()
+        print(json.dumps([*values, plain, getattr(report, "nixl_module", None)]), file=file)
+"""
+REPEAT = "repeat the test "
+PASSES = ("call", "passed", "")
+#: Of each check on an idle host: the phase, the outcome and the text that pytest has, and verdict, reason and remedy.
+ENDED: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
+    "passes": (PASSES, ("PASS", "", "")),
+    "fails": (("call", "failed", "assert 1 == 2"), ("FAIL", "assert 1 == 2", "")),
+    "fails_in_two_lines": (("call", "failed", "Failed:   one\ntwo"), ("FAIL", "one", "")),
+    "fails_without_a_text": (("call", "failed", "AssertionError"), ("FAIL", "AssertionError", "")),
+    "raises": (("call", "failed", "ValueError: one\ntwo"), ("ERROR", "ValueError: one", "")),
+    "raises_without_a_text": (("call", "failed", "ValueError"), ("ERROR", "ValueError: ValueError", "")),
+    "skips": (("call", "skipped", "Skipped: no such device"), ("NOT-APPLICABLE", "no such device", "")),
+    "does_not_apply": (("call", "skipped", "Skipped: this host has no GPU"),
+                       ("NOT-APPLICABLE", "this host has no GPU", "run it elsewhere")),
+    "is_refused": (("call", "failed", "NixlPluginError: it is \\x1b ***\nremedy: set ***\na log"),
+                   ("ERROR", "it is \\x1b ***", "set ***")),
+    "meets_a_finding": (("call", "failed", f"FindingError: {STALE}\nremedy: remove it\na log"),
+                        ("FAIL", STALE, "remove it")),
+    "is_late": (("call", "failed", "LateError: no answer within 3 s\nremedy: wait"),
+                ("ERROR", "no answer within 3 s", "wait")),
+    "is_late_itself": (("call", "failed", "LateError: no answer within 3 s\nremedy: wait"),
+                       ("ERROR", "no answer within 3 s", "wait")),
+    "times_out": (("call", "failed", f"Failed: {TIMEOUT}"), ("FAIL", TIMEOUT, MORE_TIME)),
+    "concludes": (PASSES, ("WARN", "it is odd", "look at it")),
+    "concludes_and_fails": (("call", "failed", f"told before\n{REPEAT}concludes_and_fails"),
+                            ("CORRUPT", "bytes are wrong", "look at them")),
+    "concludes_and_raises": (("call", "failed", "ValueError: and then"), ("ERROR", "ValueError: and then", "")),
+    "is_not_set_up": (("setup", "failed", f"no worker starts\nremedy: start one\n{REPEAT}is_not_set_up"),
+                      ("ERROR", "no worker starts", "start one")),
+    "is_not_torn_down": (("teardown", "failed", f"no worker ends\nremedy: end it\n{REPEAT}is_not_torn_down"),
+                         ("ERROR", "no worker ends", "end it")),
+}  # fmt: skip
+BUSY = "no answer within 3 s; the host was busy"
+LATE = {
+    "is_late": (("call", "skipped", f"Skipped: {BUSY}"), ("INCONCLUSIVE", BUSY, LESS_TO_DO)),
+    "is_late_itself": (("call", "skipped", f"Skipped: {BUSY}"), ("WARN", BUSY, LESS_TO_DO)),
+}
+#: In a suite, with a gate whose profile requires the check that does not apply: the text of an error is all of it.
+GATED = {
+    "does_not_apply": (("call", "failed", f"this host has no GPU\nremedy: run it elsewhere\n{REPEAT}does_not_apply"),
+                       ENDED["does_not_apply"][1]),
+    "is_refused": (("call", "failed", f"it is \\x1b ***\nremedy: set ***\na log\n{REPEAT}is_refused"),
+                   ENDED["is_refused"][1]),
+    "meets_a_finding": (("call", "failed", f"{STALE}\nremedy: remove it\na log\n{REPEAT}meets_a_finding"),
+                        ENDED["meets_a_finding"][1]),
+    "is_late": (("call", "failed", f"no answer within 3 s\nremedy: wait\n{REPEAT}is_late"), LATE["is_late"][1]),
+    "is_late_itself": LATE["is_late_itself"],
+}  # fmt: skip
+
+
+def shown(text: str) -> str:
+    """Return what pytest shows of a failure without the lines of the test, or of a skip without its place."""
+    lines = [line[2:].strip() for line in text.splitlines() if line.startswith("E ")]
+    skipped = re.fullmatch(r"\(.*, \d+, ['\"](Skipped: .*)['\"]\)", text)
+    return re.sub(r"^pytest_nixl\.[\w.]*\.", "", "\n".join(lines)) if lines else skipped[1] if skipped else text
+
+
+@pytest.mark.parametrize(
+    ("path", "busy", "gate", "changes"),
+    [
+        ("test_it.py", "", False, {}),
+        ("test_it.py", "the host was busy", False, LATE),
+        ("suites/metadata/test_it.py", "the host was busy", True, GATED),
+    ],
+    ids=["idle", "busy", "gate-of-a-suite"],
+)
+def test_a_check_has_the_result_by_which_its_test_ended(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, path: str, busy: str, gate: bool, changes: Any
+) -> None:
+    monkeypatch.setattr(HostLoad, "words", lambda self: busy)
+    (pytester.path / path).parent.mkdir(parents=True, exist_ok=True)
+    (pytester.path / path).write_text(ENDINGS)
+    pytester.makeconftest(CONFTEST)
+    required = profile(pytester.path / "p.toml", "floor = '1 KB/s'", required="['does-not-apply']")
+    options = ["--nixl-gate", f"--nixl-profile={required}"] if gate else []
+    run_pytest(pytester, path, *options, env={"NIXL_TOKEN": "hunter2"}, in_process=True)
+    reports = [json.loads(line) for line in (pytester.path / "reports.jsonl").read_text().splitlines()]
+    ended = {}
+    for name, when, outcome, text, result, module in reports:
+        if result is not None:
+            assert module == ("pytest_nixl.suites.metadata.test_it" if "suites" in path else None)
+            assert result["check"] == name.replace("_", "-")
+            repeat = " ".join([f"pytest {path}::test_{name}", *options[1:]])
+            assert result["repeat"] == repeat
+            plain = shown(text).replace(f"repeat: {repeat}", f"{REPEAT}{name}")
+            ended[name] = (
+                (when, outcome, plain),
+                (result["verdict"], result.get("reason", ""), result.get("remedy", "")),
+            )
+    assert ended == {**ENDED, **changes}
