@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import profile
-from helpers.pytester_run import run_pytest
+from helpers.pytester_run import parse_config, run_pytest
+from helpers.records import ROW
 
 from pytest_nixl.core.cpu_contention import HostLoad
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.session.check_result import LESS_TO_DO, MORE_TIME
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.session.check_result import LESS_TO_DO, MORE_TIME, repeat_command
 
 STALE = f"{FINDINGS['NIXL-ETCD-STALE-KEY'].title}: a stale key"
 TIMEOUT = "Timeout (>3.0s) from pytest-timeout."
@@ -198,3 +204,84 @@ def test_a_check_has_the_result_by_which_its_test_ended(
                 (result["verdict"], result.get("reason", ""), result.get("remedy", "")),
             )
     assert ended == {**ENDED, **changes}
+
+
+TEST = "suites/bandwidth/test_bandwidth.py"
+#: The options that measure one row again.
+ONE_ROW = "--nixl-backend=UCX --nixl-op=WRITE --nixl-memory=DRAM:DRAM --nixl-blocks=65536 --nixl-batch=1 --nixl-depth=1"
+TOKEN = "and with the same NIXL_GROUP_TOKEN on all"
+
+
+def of_variant(*variant: tuple[str, str], **changes: Any) -> RowKey:
+    return replace(ROW, variant=variant, **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "row", "environ", "command"),
+    [
+        ("", None, {}, f"pytest {TEST}::TestRows::test_row[a b]"),
+        ("--nixl-gate --nixl-depth=2 --nixl-etcd-user=me:hunter2 --nixl-group-token=hunter2 --nixl-report=a.html "
+         "--nixl-log-dir=logs --nixl-store=. --nixl-baseline=new.json", None, {},
+         f"pytest {TEST}::TestRows::test_row[a b] --nixl-depth=2"),
+        ("--nixl-depth=2 --nixl-timeout=5s", ROW, {},
+         f"pytest {TEST} --nixl-depth=1 --nixl-timeout=5s {ONE_ROW.removesuffix(' --nixl-depth=1')}"),
+        ("", replace(ROW, backend="nixlbench:UCX", op="READ", memory=MemoryPair("VRAM", "DRAM"), batch=2, depth=3), {},
+         f"pytest {TEST} --nixl-backend=UCX --nixl-op=READ --nixl-memory=VRAM:DRAM --nixl-blocks=65536 --nixl-batch=2 "
+         "--nixl-depth=3"),
+        # Rows of KV requests and patterns, and those of a check that walks by itself, are named by their test.
+        *(("", of_variant(variant), {}, f"pytest {TEST}::TestRows::test_row[a b]")
+          for variant in (("kv", "scattered"), ("pattern", "incast:4"), ("footprint", "1GiB"))),
+        ("--nixl-footprint=1GiB", of_variant(("footprint", "1GiB")), {},
+         f"pytest {TEST} --nixl-footprint=1GiB {ONE_ROW}"),
+        *(("--nixl-progress-thread=off,on", row, {}, f"pytest {TEST} --nixl-progress-thread={which} {ONE_ROW}")
+          for row, which in ((ROW, "off"), (of_variant(("progress-thread", "on")), "on"),
+                             (replace(ROW, backend="nixlbench:UCX"), "off,on"))),
+        ("--nixl-progress-thread=on", of_variant(("progress-thread", "on")), {},
+         f"pytest {TEST} --nixl-progress-thread=on {ONE_ROW}"),
+        ("--nixl-ranks=2", ROW, {"MASTER_ADDR": "node-a"},
+         f"pytest {TEST} --nixl-ranks=2 {ONE_ROW} --nixl-pairs=0:1  # at the same time on the other rank, {TOKEN}"),
+        ("--nixl-ranks=3 --nixl-rank=0 --nixl-etcd-listen=h:1", replace(ROW, pair=(2, 2)), {"MASTER_ADDR": "node a"},
+         f"MASTER_ADDR='node a' pytest {TEST} --nixl-etcd-listen=h:1 --nixl-ranks=3 --nixl-rank=0 {ONE_ROW}  "
+         f"# at the same time on the other 2 ranks, with its --nixl-rank, {TOKEN}"),
+        ("--nixl-etcd-listen=h:1", None, {"PMI_RANK": "0", "PMI_SIZE": "4", "MASTER_ADDR": "node-a"},
+         f"pytest {TEST}::TestRows::test_row[a b] --nixl-etcd-listen=h:1  # on all 4 ranks, by PMI"),
+    ],
+)  # fmt: skip
+def test_a_command_repeats_a_test_or_its_row(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    row: RowKey | None,
+    environ: dict[str, str],
+    command: str,
+) -> None:
+    for name in [name for name in os.environ if re.match(r"SLURM_|OMPI_|PMI_|MASTER_ADDR|NIXL_", name)]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    config = parse_config(pytester, *options.split())
+    item = SimpleNamespace(config=config, nodeid="x.py::TestRows::test_row[a b]", path=pytester.path / TEST)
+    expected = command.replace("::TestRows::test_row[a b]", "::TestRows::test_row[a b]'").replace(
+        f"pytest {TEST}::", f"pytest '{TEST}::"
+    )
+    assert repeat_command(cast(pytest.Item, item), row) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "path", "where"),
+    [
+        ("pytest_nixl.suites.metadata.test_it", "a/test_it.py", "--pyargs pytest_nixl.suites.metadata.test_it"),
+        ("their.test_it", "a/test_it.py", "a/test_it.py"),
+        (None, "a/test_it.py", "a/test_it.py"),
+        ("their.test_it", "/elsewhere/test_it.py", "/elsewhere/test_it.py"),
+    ],
+)
+def test_a_test_is_named_by_its_module_if_that_can_be_imported(
+    pytester: pytest.Pytester, module: str | None, path: str, where: str
+) -> None:
+    item = SimpleNamespace(config=parse_config(pytester, "--pyargs"), nodeid="t.py::test_it", path=pytester.path / path)
+    if module is not None:
+        item.module = SimpleNamespace(__name__=module)
+    assert repeat_command(cast(pytest.Item, item), None) == f"pytest {where}::test_it"
+    item.config = parse_config(pytester)
+    assert repeat_command(cast(pytest.Item, item), None) == f"pytest {path}::test_it"
