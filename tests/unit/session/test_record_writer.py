@@ -186,7 +186,7 @@ def test_a_record_is_made_by_the_hooks_of_pytest_benchmark() -> None:
 
     config: Any = SimpleNamespace(hook=Hooks())
     run: Any = SimpleNamespace(record=LiveRecord())
-    first, again = (SimpleNamespace(extra_info={"key": KEY}, fullname="", number=number) for number in range(2))
+    first, again = SimpleNamespace(extra_info={}, fullname=KEY), SimpleNamespace(extra_info={"key": KEY}, fullname="")
     run.record.benchmarks = [first, again]
     machine, commit = "generate_machine_info", "generate_commit_info"
     values: dict[str, Any] = {"include_data": True, "machine_info": machine, "commit_info": commit}
@@ -200,4 +200,4 @@ def test_a_record_is_made_by_the_hooks_of_pytest_benchmark() -> None:
         (data, {"benchmarks": [again], **values}),
         ("update_json", {"benchmarks": [first, again], "output_json": data}),
     ]
-    assert [note[:17] for note in run.record.notes] == ["2 measurements of"]
+    assert run.record.notes == ("2 measurements of 1 rows: the record has the last one of each row",)
