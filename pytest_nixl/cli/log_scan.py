@@ -429,19 +429,17 @@ class LogScan:
 
     def read(self, stream: BinaryIO) -> None:
         """Scan a whole stream."""
-        remainder = b""
-        while block := stream.read(_BLOCK_BYTES):
-            block = remainder + block
-            end = block.rfind(b"\n") + 1 or (len(block) if len(block) >= _BLOCK_BYTES else 0)
+        block = stream.read(_BLOCK_BYTES)
+        while block:
+            # The last line is scanned with those before it, which it may continue.
+            following = stream.read(_BLOCK_BYTES)
+            end = block.rfind(b"\n") + 1 or len(block) if following else len(block)
             self.feed(block[:end])
-            remainder = block[end:]
-        self.feed(remainder)
-        self.line_count += bool(remainder)
+            self.line_count += not following and not block.endswith(b"\n")
+            block = block[end:] + following
 
     def feed(self, block: bytes) -> None:
-        """Scan some lines."""
-        if not block:
-            return
+        """Scan some lines. The last one of a log needs no line break."""
         text = self._before + plain_text(block.lower())
         start = len(self._before)
         best: dict[int, dict[Message, tuple[int, str]]] = {}
