@@ -152,8 +152,9 @@ def unchecked_requests(run: Run) -> list[Result]:
     more = [f"and {len(reasons) - _MOST_NAMED} more reasons: -rs shows them"] if len(reasons) > _MOST_NAMED else []
     count = "the only check was" if len(ours) == 1 else f"all {len(ours)} checks were"
     reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_MOST_NAMED], *more])}"
-    remedy = remedies[0] if len(remedies) == 1 and remedies[0] else "run it where these checks apply, or run all suites"
-    return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
+    [remedy] = remedies if len(remedies) == 1 else [""]
+    otherwise = "run it where these checks apply, or run all suites"
+    return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy or otherwise)]
 
 
 def _unmeasured_suites(run: Run) -> Iterator[Result]:

@@ -161,7 +161,7 @@ class LevelSelection:
         above = [item for item in items if check_of(item) is not None and LEVELS.index(level_of(item)) > chosen]
         if not above:
             return
-        selected = [item for item in items if item not in set(above)]
+        selected = [item for item in items if item not in above]
         checks = {check_of(item) for item in selected}
         left_out = {str(check): level_of(item) for item in above if (check := check_of(item)) not in checks}
         config.stash[_LEFT_OUT] = left_out

@@ -263,6 +263,6 @@ def test_what_is_left_of_a_form_is_enough_if_it_is_specific(
     ],
 )  # fmt: skip
 def test_a_malformed_entry_is_refused(change: dict[str, Any], refusal: str) -> None:
-    with pytest.raises(ValueError, match="^error-texts") as refused:
+    with pytest.raises(ValueError, match=r"^error-texts") as refused:
         read_messages({**DOCUMENT, **change})
     assert str(refused.value) == f"error-texts.toml: {refusal}"

@@ -60,7 +60,7 @@ def test_skips(): pytest.skip("no such device")
 def test_does_not_apply(): raise NotApplicableError("this host has no GPU", "run it elsewhere")
 
 @check
-def test_is_refused(): raise NixlPluginError("it is \\x1b hunter2", "set hunter2", "a log")
+def test_is_refused(): raise NixlPluginError("it is \\x1b hunter2", "set hunter2\\x1b", "a log")
 
 @check
 def test_meets_a_finding(): raise FindingError("NIXL-ETCD-STALE-KEY", "a stale key", "a log", "remove it")
@@ -128,8 +128,8 @@ ENDED: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
     "skips": (("call", "skipped", "Skipped: no such device"), ("NOT-APPLICABLE", "no such device", "")),
     "does_not_apply": (("call", "skipped", "Skipped: this host has no GPU"),
                        ("NOT-APPLICABLE", "this host has no GPU", "run it elsewhere")),
-    "is_refused": (("call", "failed", "NixlPluginError: it is \\x1b ***\nremedy: set ***\na log"),
-                   ("ERROR", "it is \\x1b ***", "set ***")),
+    "is_refused": (("call", "failed", "NixlPluginError: it is \\x1b ***\nremedy: set ***\\x1b\na log"),
+                   ("ERROR", "it is \\x1b ***", "set ***\\x1b")),
     "meets_a_finding": (("call", "failed", f"FindingError: {STALE}\nremedy: remove it\na log"),
                         ("FAIL", STALE, "remove it")),
     "is_late": (("call", "failed", "LateError: no answer within 3 s\nremedy: wait"),
@@ -155,7 +155,7 @@ LATE = {
 GATED = {
     "does_not_apply": (("call", "failed", f"this host has no GPU\nremedy: run it elsewhere\n{REPEAT}does_not_apply"),
                        ENDED["does_not_apply"][1]),
-    "is_refused": (("call", "failed", f"it is \\x1b ***\nremedy: set ***\na log\n{REPEAT}is_refused"),
+    "is_refused": (("call", "failed", f"it is \\x1b ***\nremedy: set ***\\x1b\na log\n{REPEAT}is_refused"),
                    ENDED["is_refused"][1]),
     "meets_a_finding": (("call", "failed", f"{STALE}\nremedy: remove it\na log\n{REPEAT}meets_a_finding"),
                         ENDED["meets_a_finding"][1]),

@@ -115,6 +115,14 @@ def test_a_check_without_a_test_is_deselected_unless_it_ran_or_its_level_leaves_
     assert counted.deselected == [*names, "d"]
 
 
+def test_what_failed_is_known_by_its_node_id() -> None:
+    counted = counting(session_of("ab"))
+    for nodeid, outcome in (("a", "failed"), ("b", "passed")):
+        counted.pytest_runtest_logreport(report(nodeid, "call", outcome))
+        counted.pytest_collectreport(pytest.CollectReport(f"{nodeid}.py", cast(Any, outcome), None, None))
+    assert counted.failed == {"a", "a.py"}
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [

@@ -13,7 +13,7 @@ from helpers.cli_run import BANDWIDTH, run
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile, read_product
+from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile, gpu_profile, read_product
 from pytest_nixl.session.gate import profile_between_hosts, silent_profile
 from pytest_nixl.session.run import LiveRecord
 
@@ -52,6 +52,19 @@ def test_a_run_that_names_no_profile_has_that_of_its_host(
     assert chosen == name
     assert why in reason
     assert bool(why) is bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("models", "profile"),
+    [
+        (["NVIDIA H100 80GB HBM3"] * 2, "h100"), (["NVIDIA H200"], "h200"), (["NVIDIA A100-SXM4-80GB"], "a100"),
+        (["NVIDIA B200"] * 8, "b200"), (["NVIDIA GB200"], ""), (["NVIDIA GH200 480GB"], ""), ([], ""),
+        (["NVIDIA H100", "NVIDIA H200"], ""), (["NVIDIA H200", "NVIDIA H100"], ""), (["H1001", "B2000"], ""),
+        (["xH100", "xB200"], ""), (["xA100"], ""), (["A1001"], ""), (["H2000"], ""), (["B2000"], ""),
+    ],
+)  # fmt: skip
+def test_a_profile_for_gpus_is_of_one_model(models: list[str], profile: str) -> None:
+    assert gpu_profile(models) == profile
 
 
 def test_the_default_expects_no_transport_of_libfabric() -> None:

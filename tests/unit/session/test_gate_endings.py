@@ -67,6 +67,9 @@ def test_a_check_ends_as_it_ended_and_a_plugin_may_only_add_a_failure(
     report = pytest.TestReport("t.py::test", ("t.py", 1, "test"), {}, made, None, "call")
     restore_outcome(request.node, cast(Any, SimpleNamespace(excinfo=excinfo)), report)
     assert report.outcome == ("failed" if made == "failed" else ended)
+    if (made, ended) == ("passed", "skipped"):
+        path, line, _ = request.node.location
+        assert report.longrepr == (path, line + 1, "Skipped: it")
 
 
 @pytest.mark.parametrize(

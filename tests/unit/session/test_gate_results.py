@@ -135,7 +135,7 @@ def test_each_requested_row_needs_a_result(settings: Settings) -> None:
         # It ran all the same: as a user's test.
         (("nixl-loads",), [result("nixl-loads")], {"nixl-loads": "extended"}, []),
         (("a",), [result("b"), result("a", Verdict.NOT_APPLICABLE, "no NIXL here"),
-                  result("a", Verdict.NOT_APPLICABLE, "nor here")], {},
+                  replace(result("a", Verdict.NOT_APPLICABLE, "nor here"), nodeid="other")], {},
          [f"MISSING a (test_a): {REQUIRES} 'a', which was skipped: no NIXL here; remove the reason for the skip; "
           f"{UNLESS}"]),
         (("a",), [result("b"), result("a", Verdict.NOT_APPLICABLE, "no NIXL here", remedy="give it one"), result("a"),
@@ -306,8 +306,8 @@ def test_a_run_whose_checks_were_all_skipped_says_why_and_what_to_do(
 
 
 def test_each_suite_that_cannot_measure_in_parallel_is_named(settings: Settings) -> None:
-    skipped = [result(check, Verdict.NOT_APPLICABLE, NOT_IN_PARALLEL) for check in ("kv-requests", "bandwidth")]
-    assert unchecked_requests(a_run(settings, *skipped, result("memlock"))) == [
+    first, last = (result(check, Verdict.NOT_APPLICABLE, NOT_IN_PARALLEL) for check in ("kv-requests", "bandwidth"))
+    assert unchecked_requests(a_run(settings, first, result("memlock"), last)) == [
         Result(
             "unmeasured-suite", "", Verdict.MISSING,
             f"the suite {suite} measured nothing: bandwidth is never measured in parallel",
