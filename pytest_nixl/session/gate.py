@@ -160,7 +160,7 @@ def unchecked_requests(run: Run) -> list[Result]:
 def _unmeasured_suites(run: Run) -> Iterator[Result]:
     """Yield a MISSING result for each suite whose rows were skipped because pytest-xdist runs tests in parallel."""
     skipped = {result.check for result in run.record.results if result.reason == NOT_IN_PARALLEL}
-    reason, _, remedy = NOT_IN_PARALLEL.partition(": ")
+    reason, remedy = NOT_IN_PARALLEL.split(": ")
     for suite, checks in check_ids_by_suite().items():
         if skipped & checks:
             yield Result(UNMEASURED, "", Verdict.MISSING, f"the suite {suite} measured nothing: {reason}", remedy)

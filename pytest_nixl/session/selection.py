@@ -111,10 +111,10 @@ def suite_checks() -> tuple[SuiteCheck, ...]:
 @cache
 def check_ids_by_suite() -> Mapping[str, frozenset[str]]:
     """Return the ids of the checks of each suite."""
-    return {
-        name: frozenset(check.id for check in suite_checks() if check.suite == name)
-        for name in dict.fromkeys(check.suite for check in suite_checks())
-    }
+    ids: dict[str, set[str]] = {}
+    for check in suite_checks():
+        ids.setdefault(check.suite, set()).add(check.id)
+    return {suite: frozenset(checks) for suite, checks in ids.items()}
 
 
 def suite_of(path: Path) -> str | None:

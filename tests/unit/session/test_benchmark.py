@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +18,9 @@ import pytest_benchmark.plugin
 from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment, run
 from helpers.records import KEY, ROW
 
+from pytest_nixl.model.device_counters import LossyDevice
 from pytest_nixl.model.figure import Figure
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.session.benchmark import (
@@ -177,6 +179,19 @@ def test_a_row_is_a_benchmark_whose_rounds_are_its_windows() -> None:
         seconds = [window / count for window, count in zip(windows, transfers, strict=True)]
         counts = len(windows), 1, 0
         assert fixture.records[-1] == (KEY, KEY, "UCX WRITE DRAM:DRAM", extra, counts, pytest.approx(seconds))
+
+
+def test_a_row_records_only_what_was_measured() -> None:
+    plain = Samples(replace(ROW, memory=MemoryPair("VRAM", "VRAM")), (1.0,), (10,), (), ("tcp/eth0",))
+    values: dict[str, Any] = {
+        "key": str(plain.key), "GB/s": pytest.approx(655_360e-9), "Gb/s": pytest.approx(8 * 655_360e-9),
+        "launches": [655_360.0], "transfers": 10, "transfer_bytes": 65536, "others_cores": [],
+        "transports": ["tcp/eth0"], "payload_bytes": 655_360, "counted_bytes": {},
+    }  # fmt: skip
+    assert described(plain) == values
+    lossy = LossyDevice("node-a", "eth0", 7, {"lost": 3})
+    more = described(replace(plain, protocol="rndv", lossy=(lossy,)))
+    assert more == {**values, "protocol": "rndv", "lost_packets": [asdict(lossy)]}
 
 
 def test_each_timed_figure_is_a_benchmark_and_has_the_others_with_it() -> None:

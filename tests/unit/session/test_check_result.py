@@ -16,10 +16,16 @@ from helpers.pytester_run import parse_config, run_pytest
 from helpers.records import ROW
 
 from pytest_nixl.core.cpu_contention import HostLoad
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.measure.transfer_proof import steering_names
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.memory import HOST, MemoryPair
+from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.session.check_result import LESS_TO_DO, MORE_TIME, repeat_command
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.session.check_result import LESS_TO_DO, MORE_TIME, name_steering_fault, repeat_command
+from pytest_nixl.session.run import Run
 
 STALE = f"{FINDINGS['NIXL-ETCD-STALE-KEY'].title}: a stale key"
 TIMEOUT = "Timeout (>3.0s) from pytest-timeout."
@@ -75,6 +81,12 @@ def test_is_late_itself(): raise LateError("no answer within 3 s", "wait")
 def test_times_out(): pytest.fail("Timeout (>3.0s) from pytest-timeout.")
 
 @check
+def test_is_not_called(): pass
+
+@check
+def test_fails_before_it_is_called(): pass
+
+@check
 def test_concludes(request):
     request.node.stash[JUDGEMENT] = Judgement(Verdict.WARN, "it is odd", "look at it")
 
@@ -107,6 +119,13 @@ def test_of_a_user(): raise NixlPluginError("not a check")
 CONFTEST = """
 import json
 from pathlib import Path
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if pyfuncitem.name == "test_fails_before_it_is_called":
+        raise ValueError("before")
+    return True if pyfuncitem.name == "test_is_not_called" else None
 
 def pytest_runtest_logreport(report):
     result = getattr(report, "nixl_result", None)
@@ -115,6 +134,8 @@ def pytest_runtest_logreport(report):
         plain = None if result is None else result.plain()
         print(json.dumps([*values, plain, getattr(report, "nixl_module", None)]), file=file)
 """
+NOT_CALLED = "the check did not run: another plugin or a conftest.py let it pass without calling its function"
+WITHOUT_IT = "start pytest without it (-p no:NAME): it has a hook such as pytest_pyfunc_call or pytest_runtest_call"
 REPEAT = "repeat the test "
 PASSES = ("call", "passed", "")
 #: Of each check on an idle host: the phase, the outcome and the text that pytest has, and verdict, reason and remedy.
@@ -137,6 +158,10 @@ ENDED: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
     "is_late_itself": (("call", "failed", "LateError: no answer within 3 s\nremedy: wait"),
                        ("ERROR", "no answer within 3 s", "wait")),
     "times_out": (("call", "failed", f"Failed: {TIMEOUT}"), ("FAIL", TIMEOUT, MORE_TIME)),
+    "is_not_called": (("call", "failed",
+                       f"{Judgement(Verdict.MISSING, NOT_CALLED, WITHOUT_IT)}\n{REPEAT}is_not_called"),
+                      ("MISSING", NOT_CALLED, WITHOUT_IT)),
+    "fails_before_it_is_called": (("call", "failed", "ValueError: before"), ("ERROR", "ValueError: before", "")),
     "concludes": (PASSES, ("WARN", "it is odd", "look at it")),
     "concludes_and_fails": (("call", "failed", f"told before\n{REPEAT}concludes_and_fails"),
                             ("CORRUPT", "bytes are wrong", "look at them")),
@@ -243,6 +268,9 @@ def of_variant(*variant: tuple[str, str], **changes: Any) -> RowKey:
         ("--nixl-ranks=3 --nixl-rank=0 --nixl-etcd-listen=h:1", replace(ROW, pair=(2, 2)), {"MASTER_ADDR": "node a"},
          f"MASTER_ADDR='node a' pytest {TEST} --nixl-etcd-listen=h:1 --nixl-ranks=3 --nixl-rank=0 {ONE_ROW}  "
          f"# at the same time on the other 2 ranks, with its --nixl-rank, {TOKEN}"),
+        ("--nixl-ranks=2 --nixl-etcd-listen=h:1", replace(ROW, pair=(1, 1)), {},
+         f"pytest {TEST} --nixl-etcd-listen=h:1 --nixl-ranks=2 {ONE_ROW}  # at the same time on the other rank, "
+         f"{TOKEN}"),
         ("--nixl-etcd-listen=h:1", None, {"PMI_RANK": "0", "PMI_SIZE": "4", "MASTER_ADDR": "node-a"},
          f"pytest {TEST}::TestRows::test_row[a b] --nixl-etcd-listen=h:1  # on all 4 ranks, by PMI"),
     ],
@@ -285,3 +313,55 @@ def test_a_test_is_named_by_its_module_if_that_can_be_imported(
     assert repeat_command(cast(pytest.Item, item), None) == f"pytest {where}::test_it"
     item.config = parse_config(pytester)
     assert repeat_command(cast(pytest.Item, item), None) == f"pytest {path}::test_it"
+
+
+@pytest.mark.parametrize(
+    ("error", "environ", "row", "change", "backend"),
+    [
+        (WorkerError("it died", "restart it"), {"UCX_TLS": "sm"}, ROW, {}, "UCX"),
+        (WorkerError("it died", "restart it"), {"UCX_TLS": "sm"}, None, {}, "POSIX"),
+        (NixlPluginError("it died"), {"UCX_TLS": "sm"}, ROW, {}, ""),
+        (WorkerError("UCX_TLS is bad"), {"UCX_TLS": "sm"}, ROW, {}, ""),
+        (WorkerError("it died"), {}, ROW, {}, ""),
+        (WorkerError("it died"), {"UCX_TLS": "sm"}, ROW, {"check": None}, ""),
+        (WorkerError("it died"), {"UCX_TLS": "sm"}, ROW, {"measured": True}, ""),
+        (WorkerError("it died"), {"UCX_TLS": "sm"}, ROW, {"culprits": ()}, "UCX"),
+        (WorkerError("it died"), {"UCX_TLS": "sm"}, ROW, {"provable": False}, ""),
+    ],
+    ids=["a-row", "no-row", "no-worker", "named", "no-variable", "no-check", "a-row-was-measured", "no-culprit",
+         "not-provable"],
+)  # fmt: skip
+def test_the_variable_that_keeps_bytes_from_arriving_is_named_once(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, error: Any, environ: dict[str, str], row: RowKey | None,
+    change: dict[str, Any], backend: str,
+) -> None:  # fmt: skip
+    for name in steering_names(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    proofs: list[object] = []
+    fault, remedy = "bytes arrive without UCX_TLS", "unset UCX_TLS"
+    culprits = change.get("culprits", ("UCX_TLS",))
+    proof = SimpleNamespace(culprits=culprits, steering_fault=fault, steering_remedy=remedy)
+
+    def prove(name: str, memory: object) -> Any:
+        proofs.append((name, memory))
+        return proof
+
+    monkeypatch.setattr("pytest_nixl.session.check_result.Prover", lambda settings: SimpleNamespace(prove=prove))
+    monkeypatch.setattr("pytest_nixl.session.check_result.provable", lambda names: change.get("provable", True))
+    config = parse_config(pytester, "--nixl-backend=POSIX,UCX")
+    if change.get("measured"):
+        Run.of(config).record.results = (Result("bandwidth", "a", Verdict.PASS, summary=cast(Any, "measured")),)
+    marker = SimpleNamespace(args=[change.get("check", "mine")]) if change.get("check", "mine") else None
+    item: Any = SimpleNamespace(
+        config=config, get_closest_marker=lambda _: marker, fixturenames=["nixl_rows"],
+        callspec=SimpleNamespace(params={"key": row}),
+    )  # fmt: skip
+    before = error.reason, error.remedy
+    name_steering_fault(item, error)
+    named = f"{before[0]}; {fault}", remedy
+    assert (error.reason, error.remedy) == (named if backend and culprits else before)
+    if backend:  # a backend is proved once
+        name_steering_fault(item, WorkerError("it died again"))
+    assert proofs == ([(backend, HOST)] if backend else [])

@@ -46,13 +46,15 @@ def test_results_of_no_test_do_not_replace_each_other(found: LiveRecord) -> None
 
 def test_each_text_is_added_without_its_secrets() -> None:
     found = LiveRecord(hide=lambda text: text.replace("hunter2", "***"))
-    secret = Result("x", "a", Verdict.FAIL, "it is hunter2", "set hunter2", ROW, repeat="pytest --password hunter2")
+    secret = Result("x", "a", Verdict.FAIL, "\x1bit is hunter2", "set hunter2", ROW, repeat="pytest --password hunter2")
     found.add_result(secret)
     found.add_run_results([replace(secret, nodeid="")])
     found.explain(ROW, "because of hunter2")
     for add in (found.note, found.note_detail, found.end, found.interrupt):
         add(f"{add.__name__} hunter2")
     assert "hunter2" not in repr(found)
+    shown = replace(secret, reason="\\x1bit is ***; because of ***", remedy="set ***", repeat="pytest --password ***")
+    assert found.results == (shown, replace(shown, nodeid=""))
     assert (found.ended, found.interrupted) == ("end ***", "interrupt ***")
     assert found.details == {"note_detail ***"} < set(found.notes)
 
@@ -73,6 +75,13 @@ def test_an_explanation_follows_the_reason_of_its_row_only(found: LiveRecord) ->
     found.add_run_results([result("a"), other, Result("nixl-loads", "c", Verdict.PASS)])
     found.explain(replace(ROW), "NIXL is slow")
     assert [outcome.reason for outcome in found.results] == ["a reason; NIXL is slow", "a reason", ""]
+
+
+def test_rows_stand_in_the_order_of_collection(found: LiveRecord) -> None:
+    other = Result("nixl-loads", "other", Verdict.PASS)
+    found.add_run_results([result("c"), other, result("unknown"), result("a"), result("b")])
+    found.order_rows({"a": 0, "b": 1, "c": 2, "other": 3})
+    assert [each.nodeid for each in found.results] == ["a", "other", "b", "c", "unknown"]
 
 
 def test_a_note_is_not_repeated(found: LiveRecord) -> None:

@@ -141,9 +141,10 @@ def test_the_other_image_has_its_own_variables_and_digest(
     for name, value in {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "info", "NIXL_IMAGE_DIGEST": "sha256:88"}.items():
         monkeypatch.setenv(name, value)
     corrupt = Samples(ROW, (1.0,), (1,), (1e-6,), ("tcp",), corruption=Corruption("after it", 1, 2, 3, 4, 5))
-    intact = Samples(OTHER, (1.0, 2.0), (1, 4), (1e-6,), ("tcp",))
+    intact, last = (Samples(row, (1.0, 2.0), (1, 4), (1e-6,), ("tcp",)) for row in (OTHER, replace(OTHER, batch=2)))
+    last = replace(last, corruption="wrong")
     run: Any = SimpleNamespace(record=LiveRecord(other_versions={"nixl": "0"}, interrupted="INTERRUPTED"))
-    run.record.other_samples = {ROW: corrupt, OTHER: intact}
+    run.record.other_samples = {ROW: corrupt, OTHER: intact, last.key: last}
     other = other_run(run, AlternateImage("nixl:1", tuple(shlex.split(command))))
     ours = {name: value for name, value in os.environ.items() if name != "NIXL_IMAGE_DIGEST"}
     plain = gather("nixl:1", {"nixl": "0"}, {**ours, **variables})
@@ -153,9 +154,11 @@ def test_the_other_image_has_its_own_variables_and_digest(
         plain, environment={**plain.environment, **started}
     )
     assert (plain.image.digest, other.source, other.interrupted) == ("", "measured in turn", "INTERRUPTED")
-    assert other.rows == {ROW: RowSummary.of(corrupt, None), OTHER: RowSummary.of(intact, None)}
+    assert other.rows == {samples.key: RowSummary.of(samples, None) for samples in (corrupt, intact, last)}
     wrong = "1 of 2 bytes are wrong after it, the first at offset 3: expected 0x04, found 0x05"
-    assert other.results == (Result("bandwidth", "", Verdict.CORRUPT, wrong, row=ROW),)
+    assert other.results == tuple(
+        Result("bandwidth", "", Verdict.CORRUPT, text, row=row) for row, text in ((ROW, wrong), (last.key, "wrong"))
+    )
 
 
 def test_the_record_of_the_other_image_has_its_own_samples() -> None:
@@ -200,4 +203,6 @@ def test_a_record_is_made_by_the_hooks_of_pytest_benchmark() -> None:
         (data, {"benchmarks": [again], **values}),
         ("update_json", {"benchmarks": [first, again], "output_json": data}),
     ]
+    run.record.benchmarks = []
+    record_of(config, run)
     assert run.record.notes == ("2 measurements of 1 rows: the record has the last one of each row",)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.session.outcome import refuse_marked
+from pytest_nixl.session.outcome import check_of, refuse_marked
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.selection import (
     SuiteCheck,
@@ -58,6 +58,12 @@ def test_a_check_is_expected_of_a_run_that_selected_its_suite() -> None:
 def test_a_check_proves_what_its_first_paragraph_says() -> None:
     check = SuiteCheck("a", "suites/metadata/test_it.py::test_it", "quick", (), "It is\n  so.\n\nAnd more.")
     assert (check.suite, check.proves) == ("metadata", "It is so.")
+
+
+def test_the_first_argument_of_its_marker_is_the_id_of_a_check() -> None:
+    for arguments, check in ((("a", "quick"), "a"), ((), None)):
+        item: Any = SimpleNamespace(get_closest_marker={"nixl_check": SimpleNamespace(args=arguments)}.get)
+        assert check_of(item) == check
 
 
 def test_a_check_that_is_marked_to_be_repeated_is_refused() -> None:
