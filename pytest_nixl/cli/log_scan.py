@@ -590,7 +590,9 @@ class LogScan:
         if size not in accumulate(map(len, cut.parts)):
             before = text[max(0, start - _LINE_BYTES) : max(0, start - 1)].rpartition(b"\n")[2]
             first, second, *_ = (*text[end + 1 : end + 1 + _LINE_BYTES].split(b"\n", 2), b"")
-            joined = [before, line] if cut.backwards else [line, first, second]
+            neighbours = [before] if cut.backwards else [first, second]
+            if not any(map(cut.form.is_on, neighbours)):  # else that is a message of its own
+                joined = [before, line] if cut.backwards else [line, *neighbours]
         for count, space in product(range(2, len(joined) + 1), (b"", b" ")):
             whole = space.join([joined[0].rstrip(), *(part.strip(_CUT_MARKS) for part in joined[1:count])])
             if cut.form.is_on(whole) and self._holds(cut.message, whole, whole, False, text, start):

@@ -140,8 +140,8 @@ def test_a_command_reads_its_arguments(command: str, more: str, changes: dict[st
         # Argparse of some Pythons makes an empty list of them.
         ("etcd URL --namespace=--", "", "argument --namespace: expected a value other than --"),
         ("compare A B --a=\n --b=\x1b", "", "unrecognized arguments: '--a=\\n' '--b=\\x1b'"),
-        ("compare A B --a=four --b=two -c four -d=e one --f four five", "",
-         "unrecognized arguments: '--a=***' --b=two -c '***' -d=e one --f '***' five"),
+        ("compare A B --a=four --b=two -c four -d=e one --f four five --q=h=four --i=j four", "",
+         "unrecognized arguments: '--a=***' --b=two -c '***' -d=e one --f '***' five '--q=***' --i=j four"),
         ("telemetry URL --max-failed=-1", "telemetry", "argument --max-failed: '-1' is not a number from 0"),
         ("telemetry URL --max-expired=nan", "telemetry", "argument --max-expired: 'nan' is not a number from 0"),
         ("telemetry URL --max-post-us=inf", "telemetry", "argument --max-post-us: 'inf' is not a number from 0"),

@@ -192,9 +192,9 @@ LOOPBACK, SUITES = "--nixl-profile=loopback", str(ROOT / "suites")
         ("quick --backend=UCX -k 'a b'", {"PYTEST_ADDOPTS": "-q --nixl-report mine.csv"},
          f"{SUITES} {QUICK} {LOOPBACK} -k 'a b'"),
         ("quick --backend=UCX -- --nixl-etcd-user=me:hunter22 --nixl-group-token hunter33 --my-token=hunter4 "
-         "--nixl-etcd=http://me:hunter5@h:2 http://me:hunter6@h", {},
+         "--nixl-etcd=http://me:hunter5@h:2 http://me:hunter6@h --my-text=a=b", {},
          f"{SUITES} {QUICK} {LOOPBACK} {PAGE} '--nixl-etcd-user=***' --nixl-group-token '***' '--my-token=***' "
-         "'--nixl-etcd=http://***@h:2' 'http://***@h'"),
+         "'--nixl-etcd=http://***@h:2' 'http://***@h' --my-text=a=b"),
         ("--as-given -- -k 'a b' --nixl-group-token=hunter22", {}, "-k 'a b' '--nixl-group-token=***'"),
     ],
 )  # fmt: skip
@@ -217,6 +217,55 @@ def test_the_command_is_printed_whole_and_without_secrets(
     assert [text.partition(" ")[0] for text in remarks] == (
         ([] if "--as-given" in arguments else ["pytest-nixl"]) + (["engines"] if "libfabric" in arguments else [])
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "asked", "choice"),
+    [
+        ("", {}, True, "level standard (8 GPUs and 32 RDMA devices), backend LIBFABRIC (32 EFA devices), profile"),
+        ("--nixl-level=extended", {}, True, "level extended (given), backend LIBFABRIC (32 EFA devices), profile"),
+        ("--backend=UCX", {}, True, "level standard (8 GPUs and 32 RDMA devices), backend UCX (given), profile"),
+        (
+            "",
+            {"NIXL_BACKEND": "ucx"},
+            True,
+            "level standard (8 GPUs and 32 RDMA devices), backend UCX (NIXL_BACKEND), ",
+        ),
+        (
+            "quick",
+            {"NIXL_BACKEND": "ucx"},
+            False,
+            "level quick (given), backend UCX (NIXL_BACKEND), profile loopback (",
+        ),
+        (
+            "quick --backend=UCX --profile=h100",
+            {},
+            False,
+            "level quick (given), backend UCX (given), profile h100 (given)",
+        ),
+    ],
+)
+def test_the_host_is_asked_for_what_is_not_given(
+    node: Facts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str,
+    environ: dict[str, str], asked: bool, choice: str,
+) -> None:  # fmt: skip
+    gathered: list[dict[str, object]] = []
+
+    def gather(root: FactsRoot, **how: object) -> Facts:
+        gathered.append({"live": root.live, **how})
+        return node
+
+    monkeypatch.setattr("pytest_nixl.cli.run.gather", gather)
+    monkeypatch.delenv("NIXL_BACKEND", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    for more in ((), ("--nixl-memory=VRAM:VRAM",), ("-x", "--nixl-memory", "VRAM:VRAM")):
+        assert cli.main(["run", "--print", *arguments.split(), *more]) == 0
+        first, *remarks, _ = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"pytest-nixl run: {choice}")
+        beginnings = ["it measures host memory"] * (asked and not more) + ["engines use UCX"] * ("LIBFABRIC" in choice)
+        assert [remark[: len(begin)] for remark, begin in zip(remarks, beginnings, strict=True)] == beginnings
+    assert gathered == [{"live": True, "backends": (), "etcd": ""}] * (3 * asked)
 
 
 def test_no_page_is_overwritten_and_suites_are_named_from_the_folder(
@@ -283,27 +332,33 @@ def test_only_the_pytest_of_this_python_is_used(
     assert printed(capsys.readouterr().out).startswith(f"{folder}{program} ")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["slow"], "argument LEVEL: invalid choice: 'slow'"),
-        (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB"),
+        (
+            ["quick", "--backend=FOO"],
+            "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB",
+        ),
         (["quick", "--profile=nowhere"], "there is no profile 'nowhere': expected "),
-        (["--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
+        (["quick", "--backend=UCX", "--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
         (["quick", "--nixl-level=standard", "--print"], "two levels are given, quick and standard: expected one"),
-        (["--nixl-level=slow"], "argument --nixl-level: invalid choice: 'slow'"),
         (["quick", "--as-given", "--", "suites"], "--as-given chooses nothing: give the options of pytest after --"),
+        *(
+            (["--as-given", *more, "--", "suites"], "--as-given chooses nothing: give the options of pytest after --")
+            for more in (
+                ["--nixl-level=quick"],
+                ["--backend=UCX"],
+                ["--profile=h100"],
+                ["--suite=faults"],
+                ["--no-gate"],
+            )
+        ),
         (["--as-given"], "--as-given needs the arguments of pytest after --"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = cli.main(["run", *arguments])
-    except SystemExit as error:  # what argparse refuses
-        code = int(error.code or 0)
+    assert cli.main(["run", *arguments]) == 2
     printed = capsys.readouterr()
-    assert code == 2
     assert printed.out == ""
     assert message in printed.err
     assert printed.err.count("\n") == 1
