@@ -129,21 +129,6 @@ def test_the_printed_command_has_the_same_end_as_the_run(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        (("-k", "no_such_test"), 5),
-        # The exit code is that of pytest: the tests beside this one end with 0 and 1.
-        pytest.param(("--collect-only", "-q"), 0, marks=pytest.mark.whole),
-        pytest.param(("--no-such-option",), 4, marks=pytest.mark.whole),
-    ],
-)
-def test_pytest_ends_with_its_own_exit_code(options: tuple[str, ...], code: int) -> None:
-    arguments = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--")
-    assert ended(*arguments, *options).returncode == code
-
-
-@pytest.mark.long
 def test_without_arguments_it_ends_in_a_verdict_of_this_host(tmp_path: Path) -> None:
     done = ended("run", "--suite=metadata", "-p", "no:cacheprovider", directory=tmp_path)
     assert re.match(r"pytest-nixl run: level \w+ \(.+\), backend \w+ \(.+\), profile \S+ \(.+\)\n", done.stdout)

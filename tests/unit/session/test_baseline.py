@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, junit_suite, profile
 from helpers.needs import need_programs
-from helpers.records import KEY, key, record, write
+from helpers.records import KEY, record, write
 
 pytestmark = pytest.mark.long
 
@@ -91,36 +91,6 @@ def test_a_run_far_slower_than_its_baseline_is_regressed_and_fails(tmp_path: Pat
     failure = suite.find("testcase[@classname='nixl_run']/failure")
     assert failure is not None
     assert f"REGRESSED: {KEY} against nixl:0: -100.0 %" in failure.attrib["message"]
-
-
-def test_a_run_far_faster_than_its_baseline_is_improved(tmp_path: Path) -> None:
-    done = bandwidth(
-        "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-gate", baseline(tmp_path / "b.json", [1e-6] * 5)
-    )
-    assert "regression: IMPROVED (all rows together: +" in done.output
-    assert "5 launches against 5, p = 0.004" in done.output
-    assert ", 1 IMPROVED; 1 row measured; suites not selected: " in done.output
-    assert done.code == 0
-
-
-def test_a_row_of_the_baseline_that_was_not_measured_fails_the_run(tmp_path: Path) -> None:
-    missing = write(tmp_path / "b.json", record("nixl:0", {key("1MiB"): [1.0] * 5}))
-    done = bandwidth(*FAST, f"--nixl-baseline={missing}")
-    assert f"MISSING regression: the row {key('1MiB')} of nixl:0 is missing in this run" in done.output
-    assert f"NO-EXPECTATION regression: the row {KEY} is not in nixl:0" in done.output
-    assert done.output.count("MISSING regression: ") == 2
-    assert done.code == 1
-
-
-def test_a_row_that_failed_in_the_baseline_is_inconclusive(store: Path) -> None:
-    """The run in the store used the wrong transport."""
-    done = bandwidth(*FAST, "--nixl-baseline=registry/nixl:1", f"--nixl-store={store}/", env={"UCX_TLS": "tcp"})
-    assert f"INCONCLUSIVE regression: the row {KEY} of registry/nixl:1 " in done.output
-    assert done.code == 1
-    [path] = sorted(store.iterdir())[1:]
-    [row] = json.loads(path.read_text())["benchmarks"]
-    assert len(row["extra_info"]["launches"]) == 1, "no further launch could decide anything"
-    path.unlink()
 
 
 def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
@@ -118,24 +115,3 @@ def test_a_wrong_level_of_a_marker_is_a_usage_error(pytester: pytest.Pytester) -
     assert error.endswith(
         "::test_quick: 'fast' of the marker nixl_check is not a level: expected quick, standard, extended"
     )
-
-
-@pytest.mark.parametrize(
-    ("level", "missing"),
-    [("quick", {"second": "standard", "third": "extended"}), ("standard", {"third": "extended"}), ("extended", {})],
-)
-def test_the_gate_names_the_level_of_a_required_check_that_was_left_out(
-    pytester: pytest.Pytester, tmp_path: Path, level: str, missing: dict[str, str]
-) -> None:
-    pytester.makepyfile(TESTS)
-    path = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['first', 'second', 'third']")
-    result = run_pytest(pytester, "--nixl-gate", f"--nixl-level={level}", f"--nixl-profile={path}", in_process=True)
-    text = result.stdout.str()
-    assert [line.split(":")[0] for line in result.outlines if line.startswith("MISSING")] == [
-        f"MISSING {check}" for check in missing
-    ]
-    for check, needed in missing.items():
-        assert f"requires the check {check!r}, which is of level {needed}, and this run is of level {level}" in text
-        assert f"give --nixl-level={needed}, or remove the check from [required] of the profile" in text
-    assert f"NIXL gate: {'FAIL' if missing else 'PASS'}" in text
-    assert result.ret == (1 if missing else 0)

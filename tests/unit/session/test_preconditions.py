@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from helpers.cli_run import NOT_BUSY, Finished, run
+from helpers.cli_run import Finished, run
 from helpers.cli_run import profile as write_profile
 
 from pytest_nixl.session.preconditions import Preconditions
@@ -59,52 +59,6 @@ def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, 
     )
     assert done.output.count("MISSING whole-run:") == len(gate)
     assert "NIXL gate: PASS" not in done.output
-    assert done.code == 1
-
-
-@pytest.mark.long
-def test_an_etcd_that_never_answers_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
-    (tmp_path / "idle.py").write_text(NOT_BUSY)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        done = run(*SUITES, plugins=["idle"], env={"NIXL_ETCD_ENDPOINTS": endpoint, "PYTHONPATH": str(tmp_path)})
-    assert "the check 'etcd-answers'" in ended(done)
-    assert done.verdicts == {}
-
-
-@pytest.mark.long
-def test_an_endpoint_that_only_nixl_cannot_parse_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
-    """NIXL may be unable to reach an etcd that the plugin's own client reaches."""
-    required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['endpoints-well-formed']")
-    done = run(*SUITES, f"--nixl-profile={required}", env={"NIXL_ETCD_ENDPOINTS": f"{NOTHING}/"})
-    assert "the check 'endpoints-well-formed'" in ended(done)
-    assert "FAIL endpoints-healthy" in done.output  # the other endpoint checks ran too
-    assert done.verdicts == {}
-    assert done.code == 1
-
-
-@pytest.mark.long
-def test_keep_going_measures_the_rows_anyway() -> None:
-    done = run(*ETCD_AND_A_ROW, "--nixl-keep-going", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    assert ended(done) == ""
-    assert set(done.verdicts) == {"WRITE 64KiB"}
-    assert "ERROR etcd-answers" in done.output
-    assert done.code == 1
-
-
-@pytest.mark.long
-def test_a_check_that_is_not_required_does_not_end_the_run(tmp_path: Path) -> None:
-    required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['bandwidth']")
-    done = run(*ETCD_AND_A_ROW, f"--nixl-profile={required}", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    assert ended(done) == ""
-    assert set(done.verdicts) == {"WRITE 64KiB"}
-
-
-@pytest.mark.long
-def test_a_required_check_that_is_the_last_test_does_not_interrupt_the_run() -> None:
-    done = run("suites/infrastructure/test_etcd.py::test_etcd_answers", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    assert ended(done) == ""
-    assert "ERROR etcd-answers" in done.output
     assert done.code == 1
 
 
