@@ -9,6 +9,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
+from time import process_time
 
 import pytest
 from field.score import read_lines, scores
@@ -151,6 +152,33 @@ def test_the_call_is_also_read_from_the_block_before(monkeypatch: pytest.MonkeyP
 
 
 INFO = "INFO 11-20 10:00:01 [loggers.py:12] Engine 000: Avg prompt throughput: 812.1 tokens/s, Running: 12 reqs\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        (f"{'x' * 200} {RAISED} ", "NIXL_ERR_BACKEND"),
+        ("network devices not available, please use one or more ", None),
+        ("not available, please use one or more of, ", None),
+        ("error: request is too large; ", None),
+        (INFO * 19 + RAISED + "\n", "NIXL_ERR_BACKEND"),
+        (f"{RDMA}ibv_new_call(1) failed: Bad address\n", "UCX: an RDMA call failed: Bad address"),
+    ],
+)
+def test_no_log_takes_much_longer_than_an_ordinary_one(text: str, title: str | None) -> None:
+    def seconds(text: str, titles: list[str], length: int = 1_600_000) -> float:
+        result = LogScan(*TEXTS)
+        log = io.BytesIO((text * (length // len(text))).encode())
+        started = process_time()
+        result.read(log)
+        taken = process_time() - started
+        assert [match.message.title for match in result.seen()] == titles
+        return taken
+
+    expected = [title] if title else []
+    longest = max(seconds(text, expected, length) for length in (200_000, 1_600_000))
+    assert longest < 30 * max(seconds(INFO, []), 0.02)
 
 
 @pytest.mark.parametrize(
