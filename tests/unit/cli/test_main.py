@@ -173,6 +173,35 @@ def test_a_tree_of_another_form_is_refused_and_a_fault_of_ours_is_not(error: Exc
         raise error
 
 
+RECORD = "--yes removes keys, and needs a record of them: give --record FILE, the name of a new file"
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        *((option, f"{option.partition('=')[0]} has no effect without --remove-dead: give both")
+          for option in ("--agent=a", "--unchanged-since=0", "--yes", "--record=x")),
+        ("--remove-dead --json", "--remove-dead prints no JSON: leave out --json; --record writes JSON"),
+        ("--remove-dead --yes", RECORD),
+        ("--remove-dead --record=x", "--record has nothing to record without --yes: give both"),
+        ("--remove-dead --yes --record=x --agent=a",
+         "--yes with --agent needs --unchanged-since REVISION, so that an agent that started again is kept: run the "
+         "command without --yes, which prints it"),
+        ("--remove-dead --yes --record=.", ". already exists: give --record the name of a new file"),
+        ("--max-request-bytes=x", "'x' is not a size: expected "),
+    ],
+)  # fmt: skip
+def test_options_of_etcd_that_do_not_fit_together_are_refused(
+    capsys: pytest.CaptureFixture[str], options: str, refusal: str
+) -> None:
+    assert cli.main(["etcd", "http://127.0.0.1:1", *options.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.partition(": expected ")[0].rstrip()) == (
+        "",
+        f"pytest-nixl: {refusal}".partition(": expected ")[0],
+    )
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_what_killed_runs_left_is_removed_and_what_remains_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, dry_run: bool
