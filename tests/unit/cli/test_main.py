@@ -137,7 +137,7 @@ def test_facts_are_gathered_as_the_options_say(
     tried: tuple[str, ...], judged: tuple[str, ...],
 ) -> None:  # fmt: skip
     asked: list[object] = []
-    facts = SimpleNamespace(software=SimpleNamespace(backends=[SimpleNamespace(name="OBJ")]))
+    facts: Any = SimpleNamespace(software=SimpleNamespace(backends=[SimpleNamespace(name="OBJ")]))
 
     def gather(root: object, **how: object) -> Any:
         asked.append((root, how))

@@ -328,7 +328,12 @@ def test_the_processes_of_an_endpoint_of_this_host_are_named(
     addresses = {"eth0": ["10.0.0.1/16", "10.0.0.2/16"], "lo": ["::1/128"]}
     monkeypatch.setattr(telemetry, "scrape", lambda url, timeout: read_metrics(TRTLLM))
     monkeypatch.setattr(telemetry, "ask_addresses", lambda: addresses)
-    monkeypatch.setattr(telemetry, "live_nixl", lambda port: (asked.append(port), ([], "nobody listens"))[1])
+
+    def live_nixl(port: int) -> tuple[list[object], str]:
+        asked.append(port)
+        return [], "nobody listens"
+
+    monkeypatch.setattr(telemetry, "live_nixl", live_nixl)
     assert main(["telemetry", url]) == PASSED
     reason = "the endpoint is not an address of this host: run the command beside the engine"
     transport = f"transport: unknown, because {'nobody listens' if port else reason}"

@@ -179,9 +179,9 @@ def test_each_timed_figure_is_a_benchmark_and_has_the_others_with_it() -> None:
     item = an_item("benchmark")
     make_benchmark(item)
     fixture = Fixture(item)
-    one, other = (Figure(name, 2.0, "s", samples=(1.0, 3.0, 2.0), rounds=rounds)
+    one, other = (Figure(name, 2.0, "s", samples=((1.0, 3.0), (2.0, 2.0)), rounds=rounds)
                   for name, rounds in (("one", (1.0, 3.0)), ("other", (0.5,))))  # fmt: skip
-    size = Figure("size", 7.0, "B", samples=(7.0, 7.0))
+    size = Figure("size", 7.0, "B", samples=((7.0, 7.0),))
     untimed = {"figures": [replace(size, samples=()).plain()]}
     for figures, more in (((one, size, other), untimed), ((one, other), {})):
         record_timed_figures(item, fixture, figures)

@@ -164,6 +164,7 @@ def test_a_run_is_compared_with_its_baseline_once(make_settings: MakeSettings) -
         ({"ucx": "2"}, {"ucx": "2"}, "ucx 2"),
         ({"ucx": "2", "nixl": "1"}, {"ucx": "2", "nixl": "0"}, None),
     ],
+    ids=["alike", "alike-as-far-as-known", "another-nixl"],
 )
 def test_two_images_that_are_measured_in_turn_should_differ(
     make_settings: MakeSettings, ours: dict[str, str], theirs: dict[str, str], same: str | None

@@ -93,9 +93,9 @@ def test_the_ends_in_host_memory_that_are_certain_to_be_here(
 
 def test_every_row_that_the_settings_request(pytester: pytest.Pytester) -> None:
     options = ("--nixl-backend=POSIX,UCX", "--nixl-op=READ,WRITE", "--nixl-blocks=4KiB,8KiB", "--nixl-batch=1,2",
-               "--nixl-depth=3,4", "--nixl-memory=VRAM:DRAM,VRAM:FILE")  # fmt: skip
+               "--nixl-depth=3,4", "--nixl-memory=VRAM:DRAM,VRAM:FILE", "--nixl-pages=base")  # fmt: skip
     run = Run.of(parse_config(pytester, *options))
-    links = ["POSIX/{}/VRAM:FILE/{}/batch{}/depth{}/0-0", "UCX/{}/VRAM:DRAM/{}/batch{}/depth{}/0-1"]
+    links = ["POSIX/{}/VRAM:FILE/{}/batch{}/depth{}/0-0", "UCX/{}/VRAM:DRAM/{}/batch{}/depth{}/0-1/pages=base"]
     assert [str(row) for row in requested_rows(run.settings, run.placement)] == [
         link.format(op, block, batch, depth)
         for link in links for op in ("READ", "WRITE") for block in ("4KiB", "8KiB") for batch in (1, 2)

@@ -208,6 +208,7 @@ class GivenConfig:
 
 
 LIST = "pytest would print a list and run no test; leave one of the two options out"
+REPEATED = "a failed check would be repeated until it passes; leave one of the two options out"
 XDIST = "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of the two out"
 
 
@@ -226,9 +227,7 @@ XDIST = "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel;
          "--benchmark-disable: no row would be recorded; leave one of the two options out"),
         (GivenConfig(benchmark_skip=True),
          "--benchmark-skip: no row would be measured; leave one of the two options out"),
-        *((GivenConfig(**{name: 2}),
-           f"{flag}: a failed check would be repeated until it passes; leave one of the two options out")
-          for name, flag in (("reruns", "--reruns"), ("force_reruns", "--force-reruns"))),
+        (GivenConfig(reruns=2), f"--reruns: {REPEATED}"), (GivenConfig(force_reruns=2), f"--force-reruns: {REPEATED}"),
         (GivenConfig(ini={"reruns": 2}),
          "reruns = 2 in the ini file: a failed check would be repeated until it passes; remove that line"),
         *((GivenConfig(**accepted), "")
