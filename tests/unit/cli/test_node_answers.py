@@ -52,7 +52,7 @@ def a_node(**changes: Any) -> Facts:
 DEFAULT = NODE.network.default.value
 TCP = {"nics": tuple(replace(nic, rate=12.5e9 if nic.name == DEFAULT else 1e9) for nic in NODE.network.nics)}
 VIRTUAL = tuple(replace(nic, virtual=True, driver="", pci="") for nic in TCP["nics"])
-UNKNOWN = Fact(None, "a test", "nobody says it")
+UNKNOWN: Fact[str] = Fact(None, "a test", "nobody says it")
 GPUS = NODE.gpu.gpus
 
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.records import KEY, key, record, write
 
 from pytest_nixl import cli
-from pytest_nixl.cli import compare, history, profile, report
+from pytest_nixl.cli import profile, report
 
 OTHER = key("4KiB")
 FAST = (1.0, 1.01, 0.99, 1.02, 0.98)
@@ -63,7 +63,7 @@ def test_undecided_rows_fail_a_comparison_with_the_gate_only(
 def test_the_commands_that_compare_need_scipy(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None if name == "scipy" else name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "scipy" else name)
     for arguments in (["compare", "a", "b"], ["report", str(store), "r.html", "--baseline=nixl:0"]):
         assert cli.main(arguments) == 2
         assert capsys.readouterr().err == (
@@ -79,7 +79,7 @@ def test_the_history_of_rows_is_printed(
         return [SimpleNamespace(text=f"{course.key} in {names}") for course in courses]
 
     write(store / "4.json", record("nixl:4", {KEY: FAST}, week=3, cores=4096))
-    monkeypatch.setattr(history.history, "lines", shown)
+    monkeypatch.setattr("pytest_nixl.report.history.lines", shown)
 
     def printed(*arguments: str) -> list[str]:
         assert cli.main(["history", str(store), *arguments]) == 0

@@ -192,8 +192,9 @@ GATED = {
 def shown(text: str) -> str:
     """Return what pytest shows of a failure without the lines of the test, or of a skip without its place."""
     lines = [line[2:].strip() for line in text.splitlines() if line.startswith("E ")]
-    skipped = re.fullmatch(r"\(.*, \d+, ['\"](Skipped: .*)['\"]\)", text)
-    return re.sub(r"^pytest_nixl\.[\w.]*\.", "", "\n".join(lines)) if lines else skipped[1] if skipped else text
+    skipped = re.fullmatch(r"\(.*, (\d+), ['\"](Skipped: .*)['\"]\)", text)
+    assert skipped is None or ENDINGS.splitlines()[int(skipped[1]) - 1].startswith(("@", "def test_"))
+    return re.sub(r"^pytest_nixl\.[\w.]*\.", "", "\n".join(lines)) if lines else skipped[2] if skipped else text
 
 
 @pytest.mark.parametrize(

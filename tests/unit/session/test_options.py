@@ -131,7 +131,7 @@ WRONG: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("profile", f"profile {{!r}} cannot be read (File name too long): expected {PROFILE_FORM}", (LONG,)),
     ("nixlbench", "{!r} is not an executable file", ("nowhere", "/etc/passwd", ".", "")),
     ("nixlbench_runtime", CHOICE, ("etcd",)),
-    ("nixlbench_args", "{!r} is not a flag", ("MG",)),
+    ("nixlbench_args", "{!r} is not a flag", ("MG", "--", "-", "--=1", "--Mode=MG", "---mode=MG", "--mode-x=MG")),
     ("nixlbench_args", "'SG' is not a flag", ("--mode MG SG",)),
     ("nixlbench_args", '"--mode=\'MG" cannot be split into words (No closing quotation)', ("--mode='MG",)),
     ("nixlbench_args", "--mode is given twice", ("--mode=MG --mode=SG",)),
