@@ -284,7 +284,7 @@ latency = "0.230 ms"
 plausible = false
 note = "expected, not measured"
 source = """
-    + '"""a page\n\nand another"""'
+    + '"""a page\n\n  \nand another"""'
     + """
 
 [[reference]]

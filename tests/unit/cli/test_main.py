@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,42 @@ def test_facts_are_gathered_as_the_options_say(
         "etcd": "URL", "peers": ["a"], "side_channels": ["b"]
     }  # fmt: skip
     assert asked == [(root, {"backends": tried, "nixlbench": "PATH", **reached})]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_bytes_are_moved_while_facts_are_gathered(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    calls: list[object] = []
+
+    class Proofs:
+        def __init__(self, backends: object) -> None:
+            calls.append(backends)
+
+        def results(self, *, gpus: bool) -> str:
+            calls.append(("results", gpus))
+            return "proofs"
+
+        def close(self) -> None:
+            calls.append("closed")
+
+    def gather(root: object, **how: object) -> Any:
+        if fails:
+            raise NixlPluginError("no facts")
+        software = SimpleNamespace(backends=[])
+        return SimpleNamespace(gpu=SimpleNamespace(gpus=["a GPU"]), software=software)
+
+    def with_transfers(facts: Any, proofs: str) -> Any:
+        calls.append(proofs)
+        return facts
+
+    monkeypatch.setattr(doctor, "ProofsInAdvance", Proofs)
+    monkeypatch.setattr(doctor, "close_supervisor", lambda: calls.append("supervisor closed"))
+    monkeypatch.setattr("pytest_nixl.host.facts.gather", gather)
+    monkeypatch.setattr("pytest_nixl.checks.doctor.transfers.with_transfers", with_transfers)
+    options: Any = SimpleNamespace(backend="UCX", etcd="", nixlbench="", peer=[], side_channel=[])
+    with pytest.raises(NixlPluginError) if fails else nullcontext():
+        doctor.gathered(options, SimpleNamespace(live=True), transfer=True)  # type: ignore[arg-type]
+    moved = [] if fails else [("results", True), "proofs"]
+    assert calls == [("UCX",), *moved, "closed", "supervisor closed"]
 
 
 @pytest.mark.parametrize("error", [KeyError("why"), AttributeError("x"), TypeError("y")])

@@ -183,6 +183,11 @@ def floors(small: str, large: str, rate: str, origin: str) -> tuple[tuple[str, s
          {"memories": ("DRAM:DRAM", "VRAM:VRAM"), "required": [*CHECKS, *OF_RDMA, "gpus", "gpu-driver"], "nics": 32,
           "nic_rate": "100", "nics_per_gpu": 4, "efa": 32, "gpus": 8, "gpu": "GPU",
           "floors": floors("0.001", "1.25", "100", OF_CARD)}),
+        (a_node(rdma=NODE.rdma, gpus=GPUS[:2], near=(NODE.near[0], replace(NODE.near[1], own=NODE.near[1].own[:2]))),
+         "LIBFABRIC", EMULATED, "",
+         {"memories": ("DRAM:DRAM", "VRAM:VRAM"), "required": [*CHECKS, *OF_RDMA, "gpus", "gpu-driver"], "nics": 32,
+          "nic_rate": "100", "nics_per_gpu": 2, "efa": 32, "gpus": 2, "gpu": "GPU",
+          "floors": floors("0.001", "1.25", "100", OF_CARD)}),
         (a_node(), "UCX", ("tcp",), NO_CARD,
          {"required": CHECKS, "nics": 0, "nic_rate": "1", "floors": floors("0.001", "0.0125", "1", ASSUMED)}),
         (a_node(network=TCP), "UCX", ("tcp",), NO_CARD,
@@ -203,7 +208,8 @@ def floors(small: str, large: str, rate: str, origin: str) -> tuple[tuple[str, s
          {"memories": ("DRAM:DRAM", "VRAM:VRAM"), "required": [*CHECKS, *OF_RDMA, "gpus", "gpu-driver"], "nics": 1,
           "nic_rate": "100", "efa": 1, "gpus": 1, "gpu": "GPU", "floors": floors("0.001", "1.25", "100", OF_CARD)}),
     ],
-    ids=["efa-and-gpus", "nothing", "tcp", "an-nvlink-switch", "a-slow-card", "different-rates", "no-rate", "one-card"],
+    ids=["efa-and-gpus", "uneven-gpus", "nothing", "tcp", "an-nvlink-switch", "a-slow-card", "different-rates",
+         "no-rate", "one-card"],
 )  # fmt: skip
 def test_a_first_profile_is_made_of_what_the_node_has(
     monkeypatch: pytest.MonkeyPatch, facts: Facts, backend: str, accepted: tuple[str, ...], undescribed: str,

@@ -357,22 +357,33 @@ def test_a_package_without_suites_is_one_sentence(
     assert "install pytest-nixl whole, or run this command in a clone" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("judged", [True, False])
+#: The line of a program that says with which exit code a run was judged.
+ENDS = """echo '{}' > "$PYTEST_NIXL_ENDING" """
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (ENDS.format('{"exit_code": 0}'), 0), ("", 1), (ENDS.format("{}"), 1), (ENDS.format("no"), 1),
+        (ENDS.format("[]"), 1), (ENDS.format('{"exit_code": 5}'), 1), ("exit 5", 5), ("kill -9 $$", 137),
+    ],
+    ids=["judged", "not-judged", "no-code", "no-json", "a-list", "another-code", "failed", "killed"],
+)  # fmt: skip
 def test_as_given_runs_pytest_with_the_arguments_alone_and_demands_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], judged: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str, code: int
 ) -> None:
     program = tmp_path / "pytest"
-    verdict = """echo '{"exit_code": 0}' > "$PYTEST_NIXL_ENDING" """ if judged else ""
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n{verdict}\n")
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n{end}\n")
     program.chmod(0o755)
     monkeypatch.setattr("pytest_nixl.cli.run._pytest", lambda: [str(program)])
-    handlers = signal.getsignal(signal.SIGTERM)
-    assert cli.main(["run", "--as-given", "--", "-k", "a b", "--nixl-level=quick"]) == (0 if judged else 1)
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in signals]
+    assert cli.main(["run", "--as-given", "--", "-k", "a b", "--nixl-level=quick"]) == code
     assert (tmp_path / "arguments").read_text() == "-k\na b\n--nixl-level=quick\n"
-    assert signal.getsignal(signal.SIGTERM) == handlers
+    assert [signal.getsignal(number) for number in signals] == handlers
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert ("the run ended before it was judged" in printed.err) is not judged
+    assert ("the run ended before it was judged" in printed.err) is (code == 1)
 
 
 @pytest.mark.long
