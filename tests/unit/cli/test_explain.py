@@ -138,6 +138,7 @@ def test_many_entries_are_counted_unless_all_are_wanted(capsys: pytest.CaptureFi
         (["absent.log"], "there is no file of this name"),
         ([" "], "the word is empty: "),
         (["a=--"], "no entry matches: "),
+        (["nixl-gaet"], "no entry matches: did you mean nixl-gate?"),
     ],
 )
 def test_a_word_that_no_entry_matches_is_one_sentence(

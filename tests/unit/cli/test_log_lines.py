@@ -32,6 +32,10 @@ DOCUMENT: dict[str, Any] = {
         {"text": PAIR, "by": "UCX", "without": ["in a dream"]},
         {"text": WORK, "by": "UCX"},
         {"text": "the memh of … was not registered by this process", "by": "engine", "has": ["page", "process"]},
+        {"text": "the pkey … is not there", "by": "engine", "without": ["never", "any more"]},
+        {"text": "rdma gone", "by": "engine", "signed": True},
+        {"text": "the pkey … is not there any more today", "by": "Python"},
+        {"text": "something went all wrong on a day of rain", "by": "Python"},
         {"text": "the memh of … was deregistered", "by": "Python"},
         {"text": "the memh of … was not registered in a dream", "by": "Python"},
     ],
@@ -90,7 +94,7 @@ LOADING, VERBS, OF_IB = "it broke while loading", "a call of verbs", "an error o
         ("ib.c:7 UCX  ERROR odd", [OF_IB]), ("ib.c:7 UCX ERROR odd", [OF_IB]), ("mm.c:7 UCX  ERROR odd", []),
         ("UCX  ERROR ibv_x() odd", [VERBS]), ("UCX  ERROR ibv_x(): no memory", [f"{VERBS}: no memory"]),
         ("no memory: UCX  ERROR ibv_x()", [VERBS]), ("UCX  ERROR no ibv_x()", []), ("UCX  ERROR cuX() odd", []),
-        ("UCX  ERROR cuX(): too many", ["too many files"]), ("UCX  ERROR ibv_x()\nno memory", [VERBS]),
+        ("UCX  ERROR cuX(): too many", ["too many files"]), ("UCX  ERROR ibv_x()\nno memory\nx", [VERBS]),
         ("ib.c:7 UCX ERROR link a is down", [DOWN]), ("ib.c:7 UCX ERROR link a is down: too many", ["too many files"]),
         (f"ib.c:7{94 * ' '}UCX  ERROR odd", [OF_IB]), (f"ib.c:7{95 * ' '}UCX  ERROR odd", []),
     ],
@@ -132,15 +136,44 @@ MEMH = "the memh of 7 was not registered by this process"
         ("cannot open the rdma device mlx5_0 for a\n> queue pair today", [f"{PAIR}: 1"]),
         ("cannot open the rdma device mlx5_0 for a\nqueue pair\ntoday", [f"{PAIR}: 1"]),
         ("cannot open the rdma device mlx5_0 for a\nqueue\npair\ntoday", []),
+        (600 * "padding\n" + "cannot open the rdma device mlx5_0 for a\n queue pair today", [f"{PAIR}: 601"]),
         (f"{MEMH[:20]}\n{MEMH[20:]}", ["the memh of … was not registered by this process: 2"]),
         # The lost part may be what rules an entry out, or what it must have.
         ("the memh of 7 was not registered by this pr", []),
+        ("the pkey 7 is not there", []),
+        ("the pkey 7 is not there, sir", ["the pkey … is not there: 1"]),
+        # Without a word of the field it needs its speaker's sign.
+        ("Error: something went all wrong on a day", ["something went all wrong on a day of rain: 1"]),
+        ("something went all wrong on a day", []),
         ("page: the memh of 7 was not registered by this pr", ["the memh of … was not registered by this process: 1"]),
     ],
 )
 def test_a_line_that_is_cut_or_wrapped_is_recognised_if_enough_of_it_is_left(log: str, titles: list[str]) -> None:
     for end in ("", "\n"):
         assert seen(log + end) == titles
+
+
+def test_a_quotation_that_begins_with_a_message_needs_no_sign() -> None:
+    for log, quoted, titles in (
+        ("rdma gone", True, ["rdma gone: 1"]), ("> rdma gone", True, ["rdma gone: 1"]), ("x rdma gone", True, []),
+        ("rdma gone", False, []), ("engine: rdma gone", False, ["rdma gone: 1"]), ("too short", True, []),
+    ):  # fmt: skip
+        assert seen(log, quoted=quoted) == titles
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "others"),
+    [
+        ("ab cd", ("ab cd", "x ab cd y", "(ab cd)", "ab cde ab cd"), ("xab cd", "ab cdx", "ab  cd", "cd ab")),
+        ("…ab cd", ("ab cd", "xab cd"), ("ab cdx",)),
+        ("ab cd…", ("ab cd", "ab cdx"), ("xab cd",)),
+        ("ab … cd", ("ab cd", "ab x cd", "ab ab cd"), ("cd ab", "ab c d", "abx cdx")),
+    ],
+)
+def test_a_form_is_on_a_line_with_its_parts_in_order(
+    text: str, lines: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    assert [line for line in (*lines, *others) if Form.read(text).is_on(line.encode())] == list(lines)
 
 
 def message(text: str) -> Message:

@@ -50,6 +50,16 @@ fault = "the cable is out"
 sign = "a link is down, and the line linked to it"
 remedy = "plug it in"
 checks = ["a-link", "slow"]
+[[fault]]
+fault = "a PCI slot"
+sign = "one"
+remedy = "two"
+checks = ["slow"]
+[[fault]]
+fault = "PCI"
+sign = "three"
+remedy = "four"
+checks = ["slow"]
 """,
 }
 
@@ -106,6 +116,13 @@ GATE = "option --nixl-gate\n    fail on everything that is not proven to be good
         ("ink", [LINK, CHECK, FAULT]),
         ("linkage broken", [LINK]),
         ("Extended", [SLOW]),
+        (
+            "pci",
+            [
+                "fault PCI\n    sign:   three\n    remedy: four\n    check:  slow\n",
+                "fault a PCI slot\n    sign:   one\n    remedy: two\n    check:  slow\n",
+            ],
+        ),
         ("hang", ["error change of plan\n    by:     UCX\n    means:  nothing\n"]),
     ],
 )

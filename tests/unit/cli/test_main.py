@@ -210,6 +210,30 @@ def test_a_tree_of_another_form_is_refused_and_a_fault_of_ours_is_not(error: Exc
         raise error
 
 
+def test_each_endpoint_is_shown_as_nixl_reads_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explain(text: str) -> Any:
+        good = text in ("a", "b")
+        note = SimpleNamespace(finding="F-ONE", text="it is ignored")
+        nixl = SimpleNamespace(works=good or text == "noted", reason="because", notes=[note] if text == "noted" else [])
+        rewrite, advice = text if good or text == "advised" else "x", "advice" if text == "advised" else ""
+        return SimpleNamespace(
+            text=text, nixl=nixl, findings=nixl.notes, rewrite=rewrite, advice=advice, remedy="write x"
+        )
+
+    monkeypatch.setattr("pytest_nixl.cli.endpoint.explain", explain)
+    unread = "NIXL does not read it: because\n  write x"
+    shown = {
+        "a": "a\n  NIXL reads it: because", "b": "b\n  NIXL reads it: because", "advised": f"advised\n  {unread}",
+        "noted": "noted\n  NIXL reads it: because\n  F-ONE: it is ignored\n  write x", " c": f"' c'\n  {unread}",
+        "": f"''\n  {unread}",
+    }  # fmt: skip
+    for texts in (["a", "b"], ["a", "noted"], ["noted", "a"], ["advised"], [" c"], [""]):
+        assert cli.main(["endpoint", *texts]) == (0 if texts == ["a", "b"] else 1)
+        assert capsys.readouterr().out == "\n\n".join(shown[text] for text in texts) + "\n"
+
+
 RECORD = "--yes removes keys, and needs a record of them: give --record FILE, the name of a new file"
 
 

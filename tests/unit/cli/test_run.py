@@ -176,7 +176,7 @@ LOOPBACK, SUITES = "--nixl-profile=loopback", str(ROOT / "suites")
         ("quick --backend=UCX -- --nixl-report=mine.csv", {}, f"{SUITES} {QUICK} {LOOPBACK} --nixl-report=mine.csv"),
         ("quick --backend=UCX -k 'a b'", {"PYTEST_ADDOPTS": "-q --nixl-report mine.csv"},
          f"{SUITES} {QUICK} {LOOPBACK} -k 'a b'"),
-        ("quick --backend=UCX -- --nixl-etcd-user=me:hunter22 --nixl-group-token hunter33 --my-token=hunter4 "
+        ("quick --backend=UCX -- --nixl-etcd-user=me:hunter=22 --nixl-group-token hunter33 --my-token=hunter4 "
          "--nixl-etcd=http://me:hunter5@h:2 http://me:hunter6@h --my-text=a=b", {},
          f"{SUITES} {QUICK} {LOOPBACK} {PAGE} '--nixl-etcd-user=***' --nixl-group-token '***' '--my-token=***' "
          "'--nixl-etcd=http://***@h:2' 'http://***@h' --my-text=a=b"),
@@ -264,6 +264,22 @@ def test_no_page_is_overwritten_and_suites_are_named_from_the_folder(
     monkeypatch.chdir(ROOT)
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
     assert f" suites {QUICK} " in printed(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("folder", "suites", "arguments"),
+    [
+        ("/site/pytest_nixl/suites", "", "--pyargs pytest_nixl.suites"),
+        ("/site/pytest_nixl/suites", "--suite=faults", "--pyargs pytest_nixl.suites.faults"),
+        ("/clone/suites", "--suite=faults --suite=metadata", "/clone/suites/faults /clone/suites/metadata"),
+    ],
+)
+def test_installed_suites_are_named_as_modules(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, suites: str, arguments: str
+) -> None:
+    monkeypatch.setattr("pytest_nixl.cli.run.suites_folder", lambda: Path(folder))
+    assert cli.main(["run", "quick", "--backend=UCX", "--print", *suites.split()]) == 0
+    assert f" {arguments} --nixl-gate " in printed(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
