@@ -429,19 +429,17 @@ class LogScan:
 
     def read(self, stream: BinaryIO) -> None:
         """Scan a whole stream."""
-        remainder = b""
-        while block := stream.read(_BLOCK_BYTES):
-            block = remainder + block
-            end = block.rfind(b"\n") + 1 or (len(block) if len(block) >= _BLOCK_BYTES else 0)
+        block = stream.read(_BLOCK_BYTES)
+        while block:
+            # The last line is scanned with those before it, which it may continue.
+            following = stream.read(_BLOCK_BYTES)
+            end = block.rfind(b"\n") + 1 or len(block) if following else len(block)
             self.feed(block[:end])
-            remainder = block[end:]
-        self.feed(remainder)
-        self.line_count += bool(remainder)
+            self.line_count += not following and not block.endswith(b"\n")
+            block = block[end:] + following
 
     def feed(self, block: bytes) -> None:
-        """Scan some lines."""
-        if not block:
-            return
+        """Scan some lines. The last one of a log needs no line break."""
         text = self._before + plain_text(block.lower())
         start = len(self._before)
         best: dict[int, dict[Message, tuple[int, str]]] = {}
@@ -592,7 +590,9 @@ class LogScan:
         if size not in accumulate(map(len, cut.parts)):
             before = text[max(0, start - _LINE_BYTES) : max(0, start - 1)].rpartition(b"\n")[2]
             first, second, *_ = (*text[end + 1 : end + 1 + _LINE_BYTES].split(b"\n", 2), b"")
-            joined = [before, line] if cut.backwards else [line, first, second]
+            neighbours = [before] if cut.backwards else [first, second]
+            if not any(map(cut.form.is_on, neighbours)):  # else that is a message of its own
+                joined = [before, line] if cut.backwards else [line, *neighbours]
         for count, space in product(range(2, len(joined) + 1), (b"", b" ")):
             whole = space.join([joined[0].rstrip(), *(part.strip(_CUT_MARKS) for part in joined[1:count])])
             if cut.form.is_on(whole) and self._holds(cut.message, whole, whole, False, text, start):

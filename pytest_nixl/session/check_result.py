@@ -123,12 +123,13 @@ def watch_load(item: pytest.Item) -> None:
 
 
 def late_because(item: pytest.Item, error: BaseException | None) -> str:
-    """Return what kept the host busy if the error is only a missed deadline; empty: it is not, or nothing did."""
+    """Return which deadline was missed and what kept the host busy, if that is the whole error; else nothing."""
     if not isinstance(error, NixlPluginError) or not error.late or _LOAD not in item.stash:
         return ""
     if _BUSY not in item.stash:
         item.stash[_BUSY] = item.stash[_LOAD].words()
-    return item.stash[_BUSY]
+    busy = item.stash[_BUSY]
+    return f"{error.reason}; {busy}" if busy else ""
 
 
 #: Whether the function of a check was called, on its item; missing: nothing can tell.
@@ -264,9 +265,8 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         return concluded
     if isinstance(error, NotApplicableError):
         return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
-    if isinstance(error, NixlPluginError) and (busy := late_because(item, error)):
-        verdict = Verdict.WARN if is_own(item) else Verdict.INCONCLUSIVE
-        return Judgement(verdict, f"{error.reason}; {busy}", LESS_TO_DO)
+    if late := late_because(item, error):
+        return Judgement(Verdict.WARN if is_own(item) else Verdict.INCONCLUSIVE, late, LESS_TO_DO)
     if report.skipped:
         return Judgement(Verdict.NOT_APPLICABLE, _skip_reason(report))
     if report.passed:
@@ -312,13 +312,13 @@ def _shorten_failure(
     """
     error = excinfo.value
     path, line, _ = item.location
-    busy = late_because(item, error)
+    late = late_because(item, error)
     if isinstance(error, NotApplicableError) and not (gate and required):
         report.outcome = "skipped"
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {error.reason}")
-    elif busy and (is_own(item) or not gate):
+    elif late and (is_own(item) or not gate):
         report.outcome = "skipped"
-        report.longrepr = (path, (line or 0) + 1, f"Skipped: {error}; {busy}")
+        report.longrepr = (path, (line or 0) + 1, f"Skipped: {late}")
     elif isinstance(error, NixlPluginError) and suite_of(item.path) is None and report.when == "call":
         report.longrepr = _own_lines(item, excinfo, error)
     elif isinstance(error, NixlPluginError) or (isinstance(error, pytest.fail.Exception) and JUDGEMENT in item.stash):

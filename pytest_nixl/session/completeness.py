@@ -49,9 +49,9 @@ class Completeness:
         self.unfinished: pytest.TestReport | None = None
         #: The seconds of each test, with its setup and teardown, by node id.
         self.durations: dict[str, float] = {}
-        self._began = time.monotonic()
         #: Whether pytest began to run tests. With --fixtures, for example, it only collects them.
         self._started = False
+        self._began = time.monotonic()
         #: What ended the run early; empty: nothing did.
         self._cause = ""
         #: Ends the run if a signal has come and its exception was swallowed.

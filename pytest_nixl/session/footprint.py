@@ -35,7 +35,7 @@ def last_level_cache(root: FactsRoot) -> int | None:
         size = re.fullmatch(r"([0-9]{1,9})K", root.read(f"{_CACHES}/{name}/size") or "")
         if level is not None and size and root.read(f"{_CACHES}/{name}/type") != "Instruction":
             sizes[level] = int(size[1]) * KIB
-    return sizes[max(sizes)] if sizes and sizes[max(sizes)] else None
+    return sizes.get(max(sizes, default=0)) or None
 
 
 def footprint_beyond(cache: int) -> int:

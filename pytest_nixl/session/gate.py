@@ -152,14 +152,15 @@ def unchecked_requests(run: Run) -> list[Result]:
     more = [f"and {len(reasons) - _MOST_NAMED} more reasons: -rs shows them"] if len(reasons) > _MOST_NAMED else []
     count = "the only check was" if len(ours) == 1 else f"all {len(ours)} checks were"
     reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_MOST_NAMED], *more])}"
-    remedy = remedies[0] if len(remedies) == 1 and remedies[0] else "run it where these checks apply, or run all suites"
-    return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
+    [remedy] = remedies if len(remedies) == 1 else [""]
+    otherwise = "run it where these checks apply, or run all suites"
+    return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy or otherwise)]
 
 
 def _unmeasured_suites(run: Run) -> Iterator[Result]:
     """Yield a MISSING result for each suite whose rows were skipped because pytest-xdist runs tests in parallel."""
     skipped = {result.check for result in run.record.results if result.reason == NOT_IN_PARALLEL}
-    reason, _, remedy = NOT_IN_PARALLEL.partition(": ")
+    reason, remedy = NOT_IN_PARALLEL.split(": ")
     for suite, checks in check_ids_by_suite().items():
         if skipped & checks:
             yield Result(UNMEASURED, "", Verdict.MISSING, f"the suite {suite} measured nothing: {reason}", remedy)

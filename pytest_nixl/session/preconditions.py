@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: A line with an error of NIXL in a worker's output.
-_NIXL_ERROR = re.compile(r"^E\d{4} [^]]*\] (.+)$", re.MULTILINE)
+_NIXL_ERROR = re.compile(r"^E\d{4} [^]]*\] (.+)", re.MULTILINE)
 #: The fields of the settings that are tried here. A progress thread needs no trial: every NIXL has one.
 _TRIED = ("threads", "sync_mode", "backend_params")
 

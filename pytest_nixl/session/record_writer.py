@@ -37,7 +37,7 @@ def this_run(run: Run) -> RecordedRun:
         environment["(level)"] = run.settings.level
     if (allowed := len(os.sched_getaffinity(0))) != (every := os.cpu_count()):
         environment["(cores allowed)"] = f"{allowed} of {every}"
-    if any(options != AgentOptions() for options in run.settings.agents):
+    if run.settings.agents != (AgentOptions(),):
         environment["(agents)"] = "; ".join(map(str, run.settings.agents))
     if driver := run.record.versions.get(RECORDED):
         environment["(CUDA driver)"] = driver

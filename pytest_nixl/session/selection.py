@@ -111,10 +111,10 @@ def suite_checks() -> tuple[SuiteCheck, ...]:
 @cache
 def check_ids_by_suite() -> Mapping[str, frozenset[str]]:
     """Return the ids of the checks of each suite."""
-    return {
-        name: frozenset(check.id for check in suite_checks() if check.suite == name)
-        for name in dict.fromkeys(check.suite for check in suite_checks())
-    }
+    ids: dict[str, set[str]] = {}
+    for check in suite_checks():
+        ids.setdefault(check.suite, set()).add(check.id)
+    return {suite: frozenset(checks) for suite, checks in ids.items()}
 
 
 def suite_of(path: Path) -> str | None:
@@ -161,7 +161,7 @@ class LevelSelection:
         above = [item for item in items if check_of(item) is not None and LEVELS.index(level_of(item)) > chosen]
         if not above:
             return
-        selected = [item for item in items if item not in set(above)]
+        selected = [item for item in items if item not in above]
         checks = {check_of(item) for item in selected}
         left_out = {str(check): level_of(item) for item in above if (check := check_of(item)) not in checks}
         config.stash[_LEFT_OUT] = left_out

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import sys
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
-from helpers.cli_run import ROOT
+from helpers.reference_pages import REFERENCE, generator
 
 from pytest_nixl import cli
 from pytest_nixl.model.findings import FINDINGS
@@ -19,25 +15,11 @@ from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.selection import check_ids_by_suite
 
-SCRIPT, REFERENCE = ROOT / "docs" / "generate.py", ROOT / "docs" / "reference"
-
 
 @pytest.fixture(scope="module")
 def generate() -> Any:
     """The generator as a module."""
-    spec = importlib.util.spec_from_file_location("generate", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.modules["generate"] = module
-    sys.path.insert(0, str(SCRIPT.parent))  # of the modules that it imports
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
-    # Reading all of the code takes three seconds.
-    vars(module)["variables_read"] = functools.cache(vars(module)["variables_read"])
-    return module
+    return generator()
 
 
 def headings(page: str) -> set[str]:

@@ -113,48 +113,11 @@ def test_the_files_of_a_node_without_devices(
     assert not {"gpus", "rdma-devices"} & set(profile.required)
 
 
-@pytest.mark.parametrize(("second", "model"), [("H100", "H100"), ("L4", "")])
-def test_the_profile_of_a_node_with_gpus_alone_describes_them(
-    second: str, model: str, plain_node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tree = Tree(tmp_path / "tree")
-    shutil.copytree(plain_node, tree.folder, symlinks=True)
-    for number, name in enumerate(("H100", second)):
-        tree.write(f"/proc/driver/nvidia/gpus/0000:1{number}:00.0/information", f"Model: \t {name}")
-    folder = written(tmp_path, tree.folder)
-    profile = load_profile(str(folder / "profile.toml"))
-    assert profile.machine is not None
-    assert (profile.machine.nics, profile.machine.gpus, profile.machine.gpu) == (0, 2, model)
-    assert {"gpus", "gpu-driver"} < set(profile.required)
-    assert "rdma-devices" not in profile.required
-    output = capsys.readouterr().out
-    assert "the profile says nothing of network cards, because this node has no RDMA device: " in output
-
-
-def test_the_profile_of_a_node_with_soft_roce_says_rc(plain_node: Path, tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "tree")
-    shutil.copytree(plain_node, tree.folder, symlinks=True)
-    port = "/sys/class/infiniband/rxe0/ports/1"
-    tree.write(f"{port}/state", "4: ACTIVE")
-    tree.write(f"{port}/rate", "10 Gb/sec (4X)")
-    profile = load_profile(str(written(tmp_path, tree.folder) / "profile.toml"))
-    assert profile.summary == "two hosts, UCX over rc or dc, sanity floors"
-    expected = profile.expectation(row("UCX", "DRAM:DRAM", 1 << 20))
-    assert expected is not None
-    assert {"rc_verbs", "rc_mlx5", "dc_mlx5"} <= set(expected.transports or ())
-
-
-@pytest.mark.parametrize(("image", "used"), [
-    ("registry.example/vllm:7", "registry.example#vllm:7"),
-    ("localhost:5000/a/b", "localhost:5000#a/b"),
-    ("vllm/vllm-openai:v1", "vllm/vllm-openai:v1"),
-    ("ubuntu", "ubuntu"),
-])  # fmt: skip
-def test_the_slurm_job_has_the_image_as_enroot_names_it(
-    plain_node: Path, tmp_path: Path, image: str, used: str
-) -> None:
-    text = (written(tmp_path, plain_node, f"--image={image}", "--nodes=7") / "pytest-nixl.sbatch").read_text()
-    assert f"\nimage=${{CONTAINER_IMAGE-{used}}} " in text
+def test_the_slurm_job_has_the_image_as_enroot_names_it(plain_node: Path, tmp_path: Path) -> None:
+    text = (
+        written(tmp_path, plain_node, "--image=registry.example/vllm:7", "--nodes=7") / "pytest-nixl.sbatch"
+    ).read_text()
+    assert "\nimage=${CONTAINER_IMAGE-registry.example#vllm:7} " in text
     assert "\n#SBATCH --nodes=7 " in text
     assert "\n#SBATCH --gpus-per-node=0 " in text
     assert '--nixl-memory=DRAM:DRAM"' in text

@@ -15,7 +15,7 @@ import pytest
 from field.score import read_lines, scores
 
 from pytest_nixl.cli import log_scan
-from pytest_nixl.cli.log_scan import GAP, Form, LogScan, Message, read_messages
+from pytest_nixl.cli.log_scan import GAP, LogScan, Message, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
 
 UCX = "[1763600001.101] [pod-a:211  :0]     ucp_context.c:1268 UCX  WARN  "
@@ -75,13 +75,6 @@ def test_an_unused_variable_is_harmless_unless_ucx_knows_a_similar_name() -> Non
     (harmless,) = scan(unused).seen()
     (typing_error,) = scan(f"{unused} (maybe: UCX_NET_DEVICES?)").seen()
     assert (harmless.message.weight, typing_error.message.weight) == ("harmless", "likely")
-
-
-def test_a_pattern_that_lower_case_would_turn_around_is_refused() -> None:
-    document = parse_texts(text_file("error-texts"))
-    document["speaker"]["UCX"]["quiet"] = r"\S+ debug"
-    with pytest.raises(ValueError, match="in lower case"):
-        read_messages(document)
 
 
 def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> None:
@@ -145,39 +138,11 @@ def test_a_twin_of_a_message_stays_silent(line: str, twin: str) -> None:
     assert titles(twin) == []
 
 
-def test_the_call_that_failed_is_read_from_the_lines_before() -> None:
-    call = '  File "nixl/_api.py", line 266, in register_memory\n'
-    assert titles(call + "    ...\n" * 7 + RAISED) == [AT_REGISTER]
-    assert titles(call + "    ...\n" * 8 + RAISED) == ["NIXL_ERR_BACKEND"]
-    assert titles(RAISED) == ["NIXL_ERR_BACKEND"]
-
-
-def test_causes_come_first_then_usual_causes_then_symptoms() -> None:
-    log = [
-        "NIXL transfer failure: handshake_setup_failed | Context: {}",
-        RAISED,
-        f"{UCX}unused environment variable: UCX_FOO",
-        "AssertionError: Local block size 16 is not divisible by remote block size 32 or vice versa.",
-    ]
-    assert [match.line for match in scan("\n".join(log)).seen()] == [4, 1, 2, 3]
-
-
 def test_a_message_is_counted_and_its_first_line_numbered_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_scan, "_BLOCK_BYTES", 100)
     result = scan("nothing\n" * 40 + f"{RAISED}\nnothing\n" * 30)
     [match] = result.seen()
     assert (match.line, match.count, result.line_count) == (41, 30, 100)
-
-
-def test_lines_are_counted_and_not_the_candidates_on_them() -> None:
-    log = f"{RAISED} " * 25 + "\n" + f"{RAISED}\n" * 25
-    [match] = scan(log).seen()
-    assert match.count == 26
-
-
-def test_a_gap_needs_no_space() -> None:
-    line = "NIXL transfer failure: handshake_failed | Context: {'remote_host': 'localhost'}"
-    assert titles(line) == ["NIXL transfer failure: handshake_failed … 'remote_host': 'localhost'"]
 
 
 def test_the_call_is_also_read_from_the_block_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +154,7 @@ def test_the_call_is_also_read_from_the_block_before(monkeypatch: pytest.MonkeyP
 INFO = "INFO 11-20 10:00:01 [loggers.py:12] Engine 000: Avg prompt throughput: 812.1 tokens/s, Running: 12 reqs\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "title"),
     [
@@ -244,51 +210,6 @@ def test_no_log_takes_much_longer_than_an_ordinary_one(text: str, title: str | N
 )  # fmt: skip
 def test_an_error_without_an_entry_is_explained_by_its_part_and_reason(line: str, title: str | None) -> None:
     assert titles(line) == ([] if title is None else [title])
-
-
-def test_an_entry_counts_before_a_class() -> None:
-    loading = "[1.0] [pod-a:2:0]  module.c:304  UCX  ERROR loading modules for uct_cuda"
-    assert [match.message.weight for match in scan(loading).seen()] == ["harmless"]
-    log = f"{RDMA}ibv_new_call(1) failed: Bad address\nzmq.error.Again: Resource temporarily unavailable"
-    assert [(match.line, match.message.weight) for match in scan(log).seen()] == [(2, "likely"), (1, "likely")]
-
-
-def test_a_reason_that_is_the_cause_counts_before_an_entry() -> None:
-    failed = "[1] mlx5_devx.c:77 UCX ERROR mlx5dv_devx_obj_create(CQ) failed, syndrome 0x1: {}"
-    assert titles(failed.format("Too many open files")) == ["UCX: Too many open files"]
-    assert titles(failed.format("Remote I/O error")) == ["mlx5dv_devx_obj_create(…) failed"]
-
-
-def test_a_line_has_one_finding_that_of_the_longest_form() -> None:
-    line = "E1127 10:00:00.1  77 nixl_etcd_metadata_backend.cpp:73] Failed to store agent a in etcd: "
-    assert titles(f"{line}the target uri is not valid") == ["the target uri is not valid"]
-    assert titles(f"{line}permission denied") == ["Failed to store … in etcd"]
-
-
-def test_a_form_is_not_searched_where_its_words_are_missing_and_nowhere_else() -> None:
-    assert Form.read("ab cd ef").required_words == {b"ab", b"cd", b"ef"}
-    assert Form.read("…ab cd ef…").required_words == {b"cd"}
-    assert Form.read("ab (…) is-not").required_words == {b"ab", b"is", b"not"}
-    messages, _ = TEXTS
-    for form in (form for message in messages for form in message.forms):
-        filled = b"q".join(
-            (*(() if form.word_ends[0] else (b"",)), *form.parts, *(() if form.word_ends[1] else (b"",)))
-        )
-        assert form.is_on(filled)
-        assert form.required_words <= set(filled.translate(log_scan._TO_WORDS).split())
-
-
-def test_a_class_needs_the_sign_of_an_error() -> None:
-    document = {"speaker": {"UCX": {"sign": "ucx"}}, "error": [], "class": [{"text": "a", "by": "UCX", "source": "b"}]}
-    with pytest.raises(ValueError, match="no sign of an error"):
-        read_messages(document)
-
-
-def test_an_entry_with_an_unknown_speaker_or_weight_is_refused() -> None:
-    speaker = {"UCX": {"sign": "ucx"}}
-    for fields in ({"by": "UCY"}, {"by": "UCX", "weight": "grave"}):
-        with pytest.raises(ValueError, match="unknown speaker or weight"):
-            read_messages({"speaker": speaker, "error": [{"text": "a", **fields}]})
 
 
 def test_every_entry_has_its_own_title_and_says_what_to_do() -> None:

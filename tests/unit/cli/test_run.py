@@ -96,12 +96,7 @@ def test_what_is_given_wins_over_the_environment_and_the_facts(node: Facts, tmp_
     ("models", "profile"),
     [
         (["NVIDIA H100 80GB HBM3"] * 2, "h100"),
-        (["NVIDIA H200"], "h200"),
-        (["NVIDIA A100-SXM4-80GB"], "a100"),
-        (["NVIDIA B200"] * 8, "b200"),
         (["NVIDIA GB200"], "YOURS"),
-        (["NVIDIA GH200 480GB"], "YOURS"),
-        (["NVIDIA H100 80GB HBM3", "NVIDIA H200"], "YOURS"),
     ],
 )
 def test_on_a_host_with_gpus_the_command_for_their_memory_is_named(
@@ -131,21 +126,6 @@ def test_the_printed_command_has_the_same_end_as_the_run(tmp_path: Path) -> None
     assert gate_lines
     assert copied.returncode == 1
     assert [line for line in copied.stdout.splitlines() if line.startswith("NIXL gate: ")] == gate_lines
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        (("-k", "no_such_test"), 5),
-        # The exit code is that of pytest: the tests beside this one end with 0 and 1.
-        pytest.param(("--collect-only", "-q"), 0, marks=pytest.mark.whole),
-        pytest.param(("--no-such-option",), 4, marks=pytest.mark.whole),
-    ],
-)
-def test_pytest_ends_with_its_own_exit_code(options: tuple[str, ...], code: int) -> None:
-    arguments = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--")
-    assert ended(*arguments, *options).returncode == code
 
 
 @pytest.mark.long
@@ -196,10 +176,10 @@ LOOPBACK, SUITES = "--nixl-profile=loopback", str(ROOT / "suites")
         ("quick --backend=UCX -- --nixl-report=mine.csv", {}, f"{SUITES} {QUICK} {LOOPBACK} --nixl-report=mine.csv"),
         ("quick --backend=UCX -k 'a b'", {"PYTEST_ADDOPTS": "-q --nixl-report mine.csv"},
          f"{SUITES} {QUICK} {LOOPBACK} -k 'a b'"),
-        ("quick --backend=UCX -- --nixl-etcd-user=me:hunter22 --nixl-group-token hunter33 --my-token=hunter4 "
-         "--nixl-etcd=http://me:hunter5@h:2 http://me:hunter6@h", {},
+        ("quick --backend=UCX -- --nixl-etcd-user=me:hunter=22 --nixl-group-token hunter33 --my-token=hunter4 "
+         "--nixl-etcd=http://me:hunter5@h:2 http://me:hunter6@h --my-text=a=b", {},
          f"{SUITES} {QUICK} {LOOPBACK} {PAGE} '--nixl-etcd-user=***' --nixl-group-token '***' '--my-token=***' "
-         "'--nixl-etcd=http://***@h:2' 'http://***@h'"),
+         "'--nixl-etcd=http://***@h:2' 'http://***@h' --my-text=a=b"),
         ("--as-given -- -k 'a b' --nixl-group-token=hunter22", {}, "-k 'a b' '--nixl-group-token=***'"),
     ],
 )  # fmt: skip
@@ -224,6 +204,55 @@ def test_the_command_is_printed_whole_and_without_secrets(
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environ", "asked", "choice"),
+    [
+        ("", {}, True, "level standard (8 GPUs and 32 RDMA devices), backend LIBFABRIC (32 EFA devices), profile"),
+        ("--nixl-level=extended", {}, True, "level extended (given), backend LIBFABRIC (32 EFA devices), profile"),
+        ("--backend=UCX", {}, True, "level standard (8 GPUs and 32 RDMA devices), backend UCX (given), profile"),
+        (
+            "",
+            {"NIXL_BACKEND": "ucx"},
+            True,
+            "level standard (8 GPUs and 32 RDMA devices), backend UCX (NIXL_BACKEND), ",
+        ),
+        (
+            "quick",
+            {"NIXL_BACKEND": "ucx"},
+            False,
+            "level quick (given), backend UCX (NIXL_BACKEND), profile loopback (",
+        ),
+        (
+            "quick --backend=UCX --profile=h100",
+            {},
+            False,
+            "level quick (given), backend UCX (given), profile h100 (given)",
+        ),
+    ],
+)
+def test_the_host_is_asked_for_what_is_not_given(
+    node: Facts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str,
+    environ: dict[str, str], asked: bool, choice: str,
+) -> None:  # fmt: skip
+    gathered: list[dict[str, object]] = []
+
+    def gather(root: FactsRoot, **how: object) -> Facts:
+        gathered.append({"live": root.live, **how})
+        return node
+
+    monkeypatch.setattr("pytest_nixl.cli.run.gather", gather)
+    monkeypatch.delenv("NIXL_BACKEND", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    for more in ((), ("--nixl-memory=VRAM:VRAM",), ("-x", "--nixl-memory", "VRAM:VRAM")):
+        assert cli.main(["run", "--print", *arguments.split(), *more]) == 0
+        first, *remarks, _ = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"pytest-nixl run: {choice}")
+        beginnings = ["it measures host memory"] * (asked and not more) + ["engines use UCX"] * ("LIBFABRIC" in choice)
+        assert [remark[: len(begin)] for remark, begin in zip(remarks, beginnings, strict=True)] == beginnings
+    assert gathered == [{"live": True, "backends": (), "etcd": ""}] * (3 * asked)
+
+
 def test_no_page_is_overwritten_and_suites_are_named_from_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +264,22 @@ def test_no_page_is_overwritten_and_suites_are_named_from_the_folder(
     monkeypatch.chdir(ROOT)
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
     assert f" suites {QUICK} " in printed(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("folder", "suites", "arguments"),
+    [
+        ("/site/pytest_nixl/suites", "", "--pyargs pytest_nixl.suites"),
+        ("/site/pytest_nixl/suites", "--suite=faults", "--pyargs pytest_nixl.suites.faults"),
+        ("/clone/suites", "--suite=faults --suite=metadata", "/clone/suites/faults /clone/suites/metadata"),
+    ],
+)
+def test_installed_suites_are_named_as_modules(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, suites: str, arguments: str
+) -> None:
+    monkeypatch.setattr("pytest_nixl.cli.run.suites_folder", lambda: Path(folder))
+    assert cli.main(["run", "quick", "--backend=UCX", "--print", *suites.split()]) == 0
+    assert f" {arguments} --nixl-gate " in printed(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -288,27 +333,33 @@ def test_only_the_pytest_of_this_python_is_used(
     assert printed(capsys.readouterr().out).startswith(f"{folder}{program} ")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["slow"], "argument LEVEL: invalid choice: 'slow'"),
-        (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB"),
+        (
+            ["quick", "--backend=FOO"],
+            "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB",
+        ),
         (["quick", "--profile=nowhere"], "there is no profile 'nowhere': expected "),
-        (["--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
+        (["quick", "--backend=UCX", "--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
         (["quick", "--nixl-level=standard", "--print"], "two levels are given, quick and standard: expected one"),
-        (["--nixl-level=slow"], "argument --nixl-level: invalid choice: 'slow'"),
         (["quick", "--as-given", "--", "suites"], "--as-given chooses nothing: give the options of pytest after --"),
+        *(
+            (["--as-given", *more, "--", "suites"], "--as-given chooses nothing: give the options of pytest after --")
+            for more in (
+                ["--nixl-level=quick"],
+                ["--backend=UCX"],
+                ["--profile=h100"],
+                ["--suite=faults"],
+                ["--no-gate"],
+            )
+        ),
         (["--as-given"], "--as-given needs the arguments of pytest after --"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = cli.main(["run", *arguments])
-    except SystemExit as error:  # what argparse refuses
-        code = int(error.code or 0)
+    assert cli.main(["run", *arguments]) == 2
     printed = capsys.readouterr()
-    assert code == 2
     assert printed.out == ""
     assert message in printed.err
     assert printed.err.count("\n") == 1
@@ -322,22 +373,33 @@ def test_a_package_without_suites_is_one_sentence(
     assert "install pytest-nixl whole, or run this command in a clone" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("judged", [True, False])
+#: The line of a program that says with which exit code a run was judged.
+ENDS = """echo '{}' > "$PYTEST_NIXL_ENDING" """
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (ENDS.format('{"exit_code": 0}'), 0), ("", 1), (ENDS.format("{}"), 1), (ENDS.format("no"), 1),
+        (ENDS.format("[]"), 1), (ENDS.format('{"exit_code": 5}'), 1), ("exit 5", 5), ("kill -9 $$", 137),
+    ],
+    ids=["judged", "not-judged", "no-code", "no-json", "a-list", "another-code", "failed", "killed"],
+)  # fmt: skip
 def test_as_given_runs_pytest_with_the_arguments_alone_and_demands_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], judged: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str, code: int
 ) -> None:
     program = tmp_path / "pytest"
-    verdict = """echo '{"exit_code": 0}' > "$PYTEST_NIXL_ENDING" """ if judged else ""
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n{verdict}\n")
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n{end}\n")
     program.chmod(0o755)
     monkeypatch.setattr("pytest_nixl.cli.run._pytest", lambda: [str(program)])
-    handlers = signal.getsignal(signal.SIGTERM)
-    assert cli.main(["run", "--as-given", "--", "-k", "a b", "--nixl-level=quick"]) == (0 if judged else 1)
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in signals]
+    assert cli.main(["run", "--as-given", "--", "-k", "a b", "--nixl-level=quick"]) == code
     assert (tmp_path / "arguments").read_text() == "-k\na b\n--nixl-level=quick\n"
-    assert signal.getsignal(signal.SIGTERM) == handlers
+    assert [signal.getsignal(number) for number in signals] == handlers
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert ("the run ended before it was judged" in printed.err) is not judged
+    assert ("the run ended before it was judged" in printed.err) is (code == 1)
 
 
 @pytest.mark.long

@@ -485,8 +485,10 @@ def test_a_registration_that_is_repeated_has_the_revision_of_the_first() -> None
     assert GroupValues.registration(TransactionResult.of({**answer, "succeeded": True})) == 12
 
 
-@pytest.mark.parametrize(("error", "busy"), [(MissingRanksError("2 of 3"), "busy"), (MemberLostError("rank 1"), "")])
-def test_only_ranks_that_are_missing_may_be_late_because_the_host_was_busy(error: NixlPluginError, busy: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "late"), [(MissingRanksError("2 of 3"), "2 of 3; busy"), (MemberLostError("rank 1"), "")]
+)
+def test_only_ranks_that_are_missing_may_be_late_because_the_host_was_busy(error: NixlPluginError, late: str) -> None:
     item = cast(pytest.Item, SimpleNamespace(stash=pytest.Stash()))
     item.stash[check_result._LOAD], item.stash[check_result._BUSY] = cast(Any, None), "busy"
-    assert check_result.late_because(item, error) == busy
+    assert check_result.late_because(item, error) == late

@@ -34,7 +34,9 @@ def test_a_processor_without_a_third_level_has_its_second(tmp_path: Path) -> Non
     assert last_level_cache(tree(tmp_path, *FIRST)) == 2 * MIB
 
 
-@pytest.mark.parametrize("caches", [(), (("3", "Unified", ""),), (("x", "Unified", "1K"),), (("1", "Data", "0K"),)])
+@pytest.mark.parametrize(
+    "caches", [(), (("3", "Unified", ""),), (("3", "Unified", "K"),), (("x", "Unified", "1K"),), (("1", "Data", "0K"),)]
+)
 def test_a_kernel_that_does_not_tell_is_unknown(tmp_path: Path, caches: tuple[tuple[str, str, str], ...]) -> None:
     assert last_level_cache(tree(tmp_path, *caches)) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -113,6 +114,42 @@ def test_a_check_without_a_test_is_deselected_unless_it_ran_or_its_level_leaves_
         counted.pytest_itemcollected(item)
     counted.pytest_collection_finish(session)
     assert counted.deselected == [*names, "d"]
+
+
+@pytest.mark.parametrize(
+    ("configured", "used", "exists", "text"),
+    [
+        (True, False, False, "INTERRUPTED after 1 of 1 check: the directory was deleted"),
+        (False, True, False, "INTERRUPTED after 1 of 1 check: the directory was deleted"),
+        (False, False, False, ""),
+        (True, False, True, ""),
+    ],
+)
+def test_a_run_of_ours_whose_directory_was_deleted_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, configured: bool, used: bool, exists: bool, text: str
+) -> None:
+    monkeypatch.setattr("pytest_nixl.session.completeness.keep_a_directory", lambda config: "the directory was deleted")
+    params = SimpleNamespace(dir=tmp_path if exists else tmp_path / "none")
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(stash={}, invocation_params=params), record=LiveRecord(), rank_session=None,
+        serves=False, configured=configured, collected=SimpleNamespace(used=used),
+    )  # fmt: skip
+    session, counted = session_of("a"), Completeness(run)
+    counted.pytest_collection_finish(session)
+    loop = counted.pytest_runtestloop()
+    next(loop)
+    counted.pytest_runtest_logreport(report("a"))
+    with suppress(StopIteration):
+        next(loop)
+    assert counted.interruption(session) == text
+
+
+def test_what_failed_is_known_by_its_node_id() -> None:
+    counted = counting(session_of("ab"))
+    for nodeid, outcome in (("a", "failed"), ("b", "passed")):
+        counted.pytest_runtest_logreport(report(nodeid, "call", outcome))
+        counted.pytest_collectreport(pytest.CollectReport(f"{nodeid}.py", cast(Any, outcome), None, None))
+    assert counted.failed == {"a", "a.py"}
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import pytest
 from helpers.pytester_run import parse_config
 
 from pytest_nixl.core.units import GIB, MIB
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.session import footprint as footprint_of_run
-from pytest_nixl.session.requested_links import link_id
+from pytest_nixl.session.footprint import ends_here
+from pytest_nixl.session.requested_links import link_id, requested_rows
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.settings import changed_settings
 
@@ -27,7 +29,7 @@ Read = Callable[..., Settings]
         (300 * MIB, {}, 512 * MIB, "300MiB"),
         (None, {}, 512 * MIB, "an unknown size"),
         # It holds the largest row.
-        (MIB, {"blocks": "1MiB,3MiB", "batch": "2,1", "depth": "1,3"}, 32 * MIB, "1MiB"),
+        (MIB, {"blocks": "1MiB,3MiB", "batch": "2,1", "depth": "1,5"}, 32 * MIB, "1MiB"),
     ],
 )
 def test_auto_does_not_fit_into_the_last_level_cache(
@@ -71,6 +73,36 @@ def test_a_footprint_that_no_row_can_walk_is_refused(read: Read, options: dict[s
 def test_a_footprint_needs_one_backend_that_walks_it(read: Read) -> None:
     assert read({"footprint": "1GiB", "backend": "POSIX,UCX"}).footprint == GIB
     assert read({"footprint": "12MiB", "blocks": "1MiB", "batch": "3", "depth": "4"}).footprint == 12 * MIB
+
+
+@pytest.mark.parametrize(
+    ("memory", "ranks", "ends"),
+    [
+        ("DRAM:DRAM", {}, 2), ("VRAM:DRAM", {}, 1), ("VRAM:VRAM", {}, 0), ("VRAM:VRAM,DRAM:DRAM,VRAM:DRAM", {}, 2),
+        ("DRAM:DRAM", {"ranks": "1"}, 2),
+        # Several ranks may be on several hosts.
+        ("DRAM:DRAM", {"ranks": "2"}, 1), ("VRAM:VRAM", {"ranks": "2"}, 0),
+        ("DRAM:DRAM", {"ranks": "1", "rank": "0"}, 1),
+    ],
+)  # fmt: skip
+def test_the_ends_in_host_memory_that_are_certain_to_be_here(
+    read: Read, memory: str, ranks: dict[str, str], ends: int
+) -> None:
+    assert ends_here(read({"memory": memory, **ranks})) == ends
+
+
+def test_every_row_that_the_settings_request(pytester: pytest.Pytester) -> None:
+    options = ("--nixl-backend=POSIX,UCX", "--nixl-op=READ,WRITE", "--nixl-blocks=4KiB,8KiB", "--nixl-batch=1,2",
+               "--nixl-depth=3,4", "--nixl-memory=VRAM:DRAM,VRAM:FILE", "--nixl-pages=base")  # fmt: skip
+    run = Run.of(parse_config(pytester, *options))
+    links = ["POSIX/{}/VRAM:FILE/{}/batch{}/depth{}/0-0", "UCX/{}/VRAM:DRAM/{}/batch{}/depth{}/0-1/pages=base"]
+    assert [str(row) for row in requested_rows(run.settings, run.placement)] == [
+        link.format(op, block, batch, depth)
+        for link in links for op in ("READ", "WRITE") for block in ("4KiB", "8KiB") for batch in (1, 2)
+        for depth in (3, 4)
+    ]  # fmt: skip
+    vram = [str(row) for row in requested_rows(run.settings, run.placement, MemoryPair("VRAM", "DRAM"))]
+    assert (len(vram), {row[:3] for row in vram}) == (16, {"UCX"})
 
 
 def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:

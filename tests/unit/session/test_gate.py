@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, bandwidth, profile, run
+from helpers.cli_run import ROOT, bandwidth, run
 
 from pytest_nixl.session.selection import ON_REQUEST, check_ids_by_suite, suite_checks
 
@@ -33,35 +33,6 @@ def test_a_single_suite_passes_on_a_healthy_machine_and_names_the_other_suites()
     assert done.code == 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(
-            ("suites/infrastructure/test_nixl.py", "suites/infrastructure/test_etcd.py", "-k", "not test_nixl_loads"),
-            id="-k",
-        ),
-        pytest.param(
-            ("suites/infrastructure", "--deselect=suites/infrastructure/test_nixl.py::test_nixl_loads"),
-            id="--deselect",
-            marks=pytest.mark.whole,
-        ),
-        pytest.param(
-            ("suites/infrastructure", "--ignore=suites/infrastructure/test_nixl.py"),
-            id="--ignore",
-            marks=pytest.mark.whole,
-        ),
-        pytest.param(("suites/infrastructure/test_etcd.py::test_etcd_answers",), id="node id"),
-    ],
-)
-def test_a_required_check_that_is_left_out_of_a_selected_suite_is_missing(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'nixl-loads', 'bandwidth']")
-    done = run(*arguments, GATE, f"--nixl-profile={required}")
-    assert re.findall(r"^MISSING ([\w-]+):", done.output, re.MULTILINE) == ["nixl-loads"]
-    assert done.code == 1
-
-
 def test_the_listed_checks_are_those_that_pytest_collects() -> None:
     done = run("suites", "--nixl-pattern=incast", "--collect-only", "-q", "-p", "helpers.list_checks",
                env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(ROOT)))})  # fmt: skip
@@ -71,22 +42,6 @@ def test_the_listed_checks_are_those_that_pytest_collects() -> None:
     for suite, check, level, test in collected:
         assert (listed[check].suite, listed[check].level) == (suite, level)
         assert test.startswith(listed[check].test)
-
-
-def test_a_row_that_is_deselected_is_missing(tmp_path: Path) -> None:
-    any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
-    done = bandwidth(GATE, "-k", "WRITE", f"--nixl-profile={any_speed}")
-    assert done.verdicts == {"WRITE 64KiB": "PASS", "READ 64KiB": "MISSING"}
-    assert done.code == 1
-
-
-@pytest.mark.parametrize(("gate", "verdict"), [((), "verdict: NOTHING CHECKED"), ((GATE,), "gate: FAIL")])
-def test_missing_memory_is_not_applicable_and_fails_the_run(gate: tuple[str, ...], verdict: str) -> None:
-    done = bandwidth("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", *gate)
-    assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE"}
-    assert "VRAM:VRAM needs" in done.output
-    assert f"NIXL {verdict}" in done.output
-    assert done.code == 1
 
 
 def test_selected_tests_that_did_not_run_fail_the_gate() -> None:

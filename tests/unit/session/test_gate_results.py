@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +18,7 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.gate import failing_results, missing_results, refuse_accidents, unchecked_requests
-from pytest_nixl.session.requested_links import requested_links, requested_rows
+from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, requested_links, requested_rows
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.selection import _LEFT_OUT
 
@@ -65,107 +67,94 @@ def keys(settings: Settings, memory: MemoryPair | None = None) -> list[RowKey]:
     return list(requested_rows(settings, cast(Any, ALONE), memory))
 
 
-def messages(profile: Profile, run: Run) -> list[str]:
-    """Return the check and the reason of everything that is missing."""
-    missing = missing_results(profile, run)
-    assert {lack.verdict for lack in missing} <= {Verdict.MISSING}
-    assert all(lack.remedy for lack in missing)
-    return [f"{lack.check}: {lack.reason}" for lack in missing]
-
-
-def test_nothing_is_missing_if_each_row_and_required_check_has_a_result(settings: Settings) -> None:
-    rows = [row(key, verdict) for key, verdict in zip(keys(settings), (Verdict.PASS, Verdict.FAIL), strict=True)]
-    assert messages(profile("bandwidth", "nixl-loads"), a_run(settings, *rows, result("nixl-loads"))) == [], (
-        "what failed is not missing"
-    )
-
-
-def test_a_requested_row_without_a_result_is_missing(settings: Settings) -> None:
-    first, other = keys(settings)
-    missing = missing_results(profile(), a_run(settings, row(first)))
-    assert [(lack.check, lack.row) for lack in missing] == [("bandwidth", other)]
-    assert missing[0].reason.startswith(f"the requested row {other} was not measured")
-
-
-def test_a_row_that_did_not_run_is_not_measured(settings: Settings) -> None:
-    skipped = [row(key, Verdict.NOT_APPLICABLE, "no such memory") for key in keys(settings)]
-    assert messages(profile(), a_run(settings, *skipped)) == [
-        "bandwidth: no row was measured, so there is nothing to accept"
+def missing(profile: Profile, run: Run) -> list[str]:
+    """Return everything that is missing, each as ``MISSING check (test): reason; remedy``."""
+    return [
+        f"{lack.verdict} {lack.check} ({lack.nodeid}): {lack.reason}; {lack.remedy}"
+        for lack in missing_results(profile, run)
     ]
 
 
-def test_rows_of_requests_and_patterns_are_not_those_that_were_requested(settings: Settings) -> None:
+ROWS_MISSING = "MISSING bandwidth (): no row was measured, so there is nothing to accept; run the whole bandwidth suite"
+ROW_MISSING = (
+    "MISSING bandwidth (): the requested row {} was not measured: its test was not selected or did not run; "
+    "run the whole suite, without -k, -m, -x, --deselect or a node id"
+)
+REQUIRES = "the profile 'mine' requires the check"
+NAME_A_SUITE = "name a suite, or no suite to run all of them"
+UNLESS = "if this kind of machine cannot have it, remove the check from [required] of the profile"
+EMPTY = "got empty parameter set ['number']"
+
+
+def test_each_requested_row_needs_a_result(settings: Settings) -> None:
     first, other = keys(settings)
     of_requests = replace(first, variant=(*first.variant, ("kv", "scattered")))
-    assert of_requests.kv
-    assert messages(profile(), a_run(settings, row(of_requests), suites=("kv_cache",))) == []
-    assert messages(profile(), a_run(settings, row(of_requests))) == [
-        "bandwidth: no row was measured, so there is nothing to accept"
+    of_pattern = replace(first, variant=(*first.variant, ("pattern", "incast:4")))
+    assert (bool(of_requests.kv), bool(of_pattern.pattern)) == (True, True)
+    table: list[tuple[list[Result], tuple[str, ...], list[str]]] = [
+        ([row(first), row(other, Verdict.FAIL)], ("bandwidth",), []),
+        ([row(first)], ("bandwidth",), [ROW_MISSING.format(other)]),
+        ([row(other)], ("bandwidth",), [ROW_MISSING.format(first)]),
+        # A user's test that measures a row asks for all rows, whatever suites were selected.
+        ([row(first)], (), [ROW_MISSING.format(other)]),
+        ([row(first), row(other, Verdict.NOT_APPLICABLE)], ("bandwidth",), []),
+        ([row(first, Verdict.NOT_APPLICABLE), row(other, Verdict.NOT_APPLICABLE)], ("bandwidth",), [ROWS_MISSING]),
+        # Nobody requests rows of KV requests and patterns by block sizes.
+        ([row(of_requests)], ("kv_cache",), []),
+        ([row(of_pattern)], ("pattern",), []),
+        ([row(of_requests)], ("bandwidth",), [ROWS_MISSING]),
     ]
-    # A user's test that measures a row asks for all rows, whatever suites were selected.
-    assert messages(profile(), a_run(settings, row(first), suites=())) == [
-        f"bandwidth: the requested row {other} was not measured: its test was not selected or did not run"
-    ]
+    for results, suites, expected in table:
+        assert missing(profile(), a_run(settings, *results, suites=suites)) == expected
+    assert [lack.row for lack in missing_results(profile(), a_run(settings, row(first)))] == [other]
 
 
-def test_a_run_that_ended_early_is_missing_as_a_whole(settings: Settings) -> None:
-    run = a_run(settings, row(keys(settings)[0]), ended="the run ended because nixl-loads failed")
-    assert messages(profile("nixl-loads"), run) == ["whole-run: the run ended because nixl-loads failed"]
-
-
-def test_a_run_without_any_check_is_missing_as_a_whole(settings: Settings) -> None:
-    skipped = result("nixl-loads", Verdict.NOT_APPLICABLE)
-    for results, fragment in (((), "no check ran"), ((skipped,), "all checks were skipped")):
-        [sentence] = messages(profile(), a_run(settings, *results, suites=("infrastructure",)))
-        assert sentence.startswith(f"whole-run: {fragment}")
-    assert messages(profile(), a_run(settings, skipped, result("etcd-answers"), suites=("infrastructure",))) == []
-
-
-@pytest.mark.parametrize("required", [(), ("mine",)])
-def test_a_check_without_parameters_is_missing_once(settings: Settings, required: tuple[str, ...]) -> None:
-    empty = result("mine", Verdict.NOT_APPLICABLE, "got empty parameter set ['number']")
-    [missing] = missing_results(profile(*required), a_run(settings, result("etcd-answers"), empty, suites=()))
-    assert (missing.check, missing.nodeid) == ("mine", "test_mine")
-
-
-def test_a_required_check_of_a_selected_suite_is_missing_if_it_did_not_run(settings: Settings) -> None:
-    run = a_run(settings, result("etcd-answers"), suites=("infrastructure",))
-    assert messages(profile("nixl-loads", "etcd-answers", "bandwidth", "of-a-user"), run) == [
-        f"{check}: the profile 'mine' requires the check {check!r}, which did not run"
-        for check in ("nixl-loads", "of-a-user")
-    ], "the suite of the third was not selected"
-    [former] = missing_results(profile("etcd-answers", "ranks-in-every-order"), run)
-    assert (former.check, former.verdict) == ("ranks-in-every-order", Verdict.WARN)
-    assert former.reason.endswith("which pytest-nixl no longer has")
-
-
-def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settings) -> None:
-    run = a_run(settings, result("etcd-answers"), suites=("infrastructure",), **{"nixl-loads": "extended"})
-    [missing] = missing_results(profile("nixl-loads"), run)
-    assert missing.reason.endswith(f"which is of level extended, and this run is of level {settings.level}")
-    assert missing.remedy.startswith("give --nixl-level=extended")
-    # It ran all the same: as a user's test.
-    run = a_run(settings, result("nixl-loads"), suites=("infrastructure",), **{"nixl-loads": "extended"})
-    assert messages(profile("nixl-loads"), run) == []
-
-
-def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Settings) -> None:
-    skipped = result("nixl-loads", Verdict.NOT_APPLICABLE, "no NIXL here")
-    other_results = [result("etcd-answers"), skipped, replace(skipped, nodeid="test_other", reason="nor here")]
-    run = a_run(settings, *other_results, suites=("infrastructure",))
-    [missing] = missing_results(profile("nixl-loads"), run)
-    assert missing.reason.endswith("which was skipped: no NIXL here")
-    assert missing.nodeid == "test_nixl-loads"
-    assert missing.remedy.startswith("remove the reason for the skip; if this kind of machine")
-    with_remedy = replace(skipped, remedy="give the container its GPUs")
-    [other] = missing_results(
-        profile("nixl-loads"), a_run(settings, other_results[0], with_remedy, suites=("infrastructure",))
-    )
-    assert other.remedy.startswith("give the container its GPUs; if this kind of machine")
-    [partly] = missing_results(
-        profile("nixl-loads"), a_run(settings, *other_results, result("nixl-loads"), suites=("infrastructure",))
-    )
-    assert partly.reason.endswith("which was skipped in 2 of 3 tests: no NIXL here")
+@pytest.mark.parametrize(
+    ("required", "results", "more", "expected"),
+    [
+        (("nixl-loads",), [result("etcd-answers")], {"ended": "the run ended because nixl-loads failed"},
+         ["MISSING whole-run (): the run ended because nixl-loads failed; repair what failed first, or give "
+          "--nixl-keep-going to run the remaining tests anyway"]),
+        ((), [], {},
+         ["MISSING whole-run (): no check ran, so there is nothing to accept: a test is a check only if it has the "
+          "marker nixl_check; mark your tests with @pytest.mark.nixl_check('my-check'); to run ours, "
+          f"{NAME_A_SUITE}"]),
+        ((), [result("nixl-loads", Verdict.NOT_APPLICABLE)], {},
+         [f"MISSING whole-run (): all checks were skipped: there is nothing to accept; {NAME_A_SUITE}"]),
+        ((), [result("nixl-loads", Verdict.NOT_APPLICABLE), result("etcd-answers")], {}, []),
+        # The suite of the third was not selected.
+        (("nixl-loads", "etcd-answers", "bandwidth", "of-a-user"), [result("etcd-answers")], {},
+         [f"MISSING {check} (): {REQUIRES} {check!r}, which did not run; run its whole suite, without -k, -m, "
+          "--deselect or a node id" for check in ("nixl-loads", "of-a-user")]),
+        (("etcd-answers", "ranks-in-every-order"), [result("etcd-answers")], {},
+         [f"WARN ranks-in-every-order (): {REQUIRES} 'ranks-in-every-order', which pytest-nixl no longer has; remove "
+          "the check from [required] of the profile"]),
+        (("nixl-loads",), [result("etcd-answers")], {"nixl-loads": "extended"},
+         [f"MISSING nixl-loads (): {REQUIRES} 'nixl-loads', which is of level extended, and this run is of level "
+          "standard; give --nixl-level=extended, or remove the check from [required] of the profile"]),
+        # It ran all the same: as a user's test.
+        (("nixl-loads",), [result("nixl-loads")], {"nixl-loads": "extended"}, []),
+        (("a",), [result("b"), result("a", Verdict.NOT_APPLICABLE, "no NIXL here"),
+                  replace(result("a", Verdict.NOT_APPLICABLE, "nor here"), nodeid="other")], {},
+         [f"MISSING a (test_a): {REQUIRES} 'a', which was skipped: no NIXL here; remove the reason for the skip; "
+          f"{UNLESS}"]),
+        (("a",), [result("b"), result("a", Verdict.NOT_APPLICABLE, "no NIXL here", remedy="give it one"), result("a"),
+                  result("a", Verdict.NOT_APPLICABLE)], {},
+         [f"MISSING a (test_a): {REQUIRES} 'a', which was skipped in 2 of 3 tests: no NIXL here; give it one; "
+          f"{UNLESS}"]),
+        ((), [result("b"), result("a", Verdict.NOT_APPLICABLE, EMPTY), result("c", Verdict.FAIL, EMPTY)], {},
+         [f"MISSING a (test_a): no test of it ran: {EMPTY}; give its parametrize at least one value, or deselect the "
+          "test"]),
+        (("a",), [result("b"), result("a", Verdict.NOT_APPLICABLE, EMPTY)], {},
+         [f"MISSING a (test_a): {REQUIRES} 'a', which was skipped: {EMPTY}; remove the reason for the skip; {UNLESS}"]),
+    ],
+    ids=["ended-early", "no-check", "all-skipped", "one-skipped", "did-not-run", "a-former-check", "above-the-level",
+         "ran-above-the-level", "skipped", "partly-skipped", "no-parameters", "required-without-parameters"],
+)  # fmt: skip
+def test_each_required_check_needs_a_result(
+    settings: Settings, required: tuple[str, ...], results: list[Result], more: dict[str, Any], expected: list[str]
+) -> None:
+    assert missing(profile(*required), a_run(settings, *results, suites=("infrastructure",), **more)) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,28 +162,26 @@ def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Setti
     [("option", "--nixl-memory"), ("environment NIXL_MEMORY", "NIXL_MEMORY"), ("nixl_memory in the ini file",) * 2],
 )
 def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings, source: str, requested: str) -> None:
-    both = replace(settings, memory=(HOST, GPU), sources={**settings.sources, "memory": source})
-    host, skipped = (
-        [row(key) for key in keys(both, HOST)],
-        [row(key, Verdict.NOT_APPLICABLE, "VRAM needs a GPU", "get one") for key in keys(both, GPU)],
-    )
-    skipped[1] = replace(skipped[1], reason="no more memory", nodeid="test_other")
-    [missing] = missing_results(profile(), a_run(both, *host, *skipped))
+    sources = {**settings.sources, "memory": source}
+    both = replace(settings, memory=(HOST, GPU), sources=sources)
+    host = [row(key) for key in keys(both, HOST)]
+    first, other = (row(key, Verdict.NOT_APPLICABLE, "VRAM needs a GPU", "get one") for key in keys(both, GPU))
+    other = replace(other, reason="no more memory", nodeid="test_other", remedy="")
+    lacking = f"VRAM:VRAM was requested ({requested}), but none of its 2 rows ran: VRAM needs a GPU"
+    run = a_run(both, *host, first, other)
+    assert missing(profile(), run) == [f"MISSING bandwidth (test_bandwidth): {lacking}; get one"]
     # Without a gate, only an option asks for it by name.
-    assert unchecked_requests(a_run(both, *host, *skipped)) == ([missing] if source == "option" else [])
-    assert missing.reason == f"VRAM:VRAM was requested ({requested}), but none of its 2 rows ran: VRAM needs a GPU"
-    assert (missing.check, missing.remedy, missing.nodeid) == ("bandwidth", "get one", "test_bandwidth")
-    ran = row(keys(both, GPU)[0])
-    assert messages(profile(), a_run(both, *host, ran, skipped[1])) == []
-    single_size = replace(both, blocks=(4096,))
-    reason = "bandwidth: VRAM:VRAM was requested ({}), but its only row did not run: VRAM needs a GPU"
-    alone_skipped = replace(skipped[1], reason="VRAM needs a GPU")
-    assert messages(profile(), a_run(single_size, row(keys(single_size, HOST)[0]), alone_skipped)) == [
-        reason.format(requested)
+    assert unchecked_requests(run) == (missing_results(profile(), run) if source == "option" else [])
+    assert missing(profile(), a_run(both, *host, row(keys(both, GPU)[0]), other)) == []
+    single = replace(both, blocks=(4096,))
+    assert missing(profile(), a_run(single, row(keys(single, HOST)[0]), other)) == [
+        f"MISSING bandwidth (test_other): VRAM:VRAM was requested ({requested}), but its only row did not run: no more "
+        "memory; run it on a machine with such memory, or leave it out of --nixl-memory"
     ]
-    # Host memory is not such memory, and no row of it needs to be there.
-    alone = replace(settings, sources={**settings.sources, "memory": source})
-    assert len(messages(profile(), a_run(alone, row(keys(alone)[0]), row(keys(alone)[1], Verdict.NOT_APPLICABLE)))) == 0
+    # Host memory is not such memory, and a run that measures no rows lacks none.
+    alone = replace(settings, sources=sources)
+    assert missing(profile(), a_run(alone, row(keys(alone)[0]), row(keys(alone)[1], Verdict.NOT_APPLICABLE))) == []
+    assert missing(profile(), a_run(both, result("nixl-loads"), suites=("infrastructure",))) == []
 
 
 def test_a_gate_fails_by_what_is_missing_or_failed(settings: Settings) -> None:
@@ -209,54 +196,81 @@ def test_a_gate_fails_by_what_is_missing_or_failed(settings: Settings) -> None:
 class GivenConfig:
     """The options of a run, as pytest's configuration has them."""
 
-    def __init__(self, plugin: bool = True, **options: object) -> None:
-        self._options = options
+    def __init__(self, plugin: bool = True, ini: Mapping[str, object] | None = None, **options: Any) -> None:
+        self._options, self._ini = options, ini or {}
         self.pluginmanager = SimpleNamespace(has_plugin=lambda _: plugin)
 
     def getoption(self, name: str, default: object = None) -> object:
         return self._options.get(name, default)
 
     def getini(self, name: str) -> object:
-        raise KeyError(name)
+        return self._ini[name]
+
+
+LIST = "pytest would print a list and run no test; leave one of the two options out"
+REPEATED = "a failed check would be repeated until it passes; leave one of the two options out"
+XDIST = "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of the two out"
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "refusal"),
     [
-        (GivenConfig(collectonly=True), "--collect-only"),
-        (GivenConfig(numprocesses=2), "pytest-xdist"),
-        (GivenConfig(dist="load"), "pytest-xdist"),
-        (GivenConfig(tx=["popen"]), "pytest-xdist"),
-        (GivenConfig(plugin=False), "-p no:benchmark"),
-        (GivenConfig(benchmark_disable=True), "--benchmark-disable"),
-        (GivenConfig(benchmark_skip=True), "--benchmark-skip"),
-        (GivenConfig(reruns=2), "--reruns"),
+        (GivenConfig(collectonly=True),
+         "--collect-only: nothing would be measured; leave one of the two options out"),
+        (GivenConfig(showfixtures=True), f"--fixtures: {LIST}"),
+        (GivenConfig(show_fixtures_per_test=True), f"--fixtures-per-test: {LIST}"),
+        (GivenConfig(markers=True), f"--markers: {LIST}"),
+        (GivenConfig(cacheshow=["*"]), f"--cache-show: {LIST}"),
+        *((GivenConfig(**option), XDIST) for option in ({"numprocesses": 2}, {"dist": "load"}, {"tx": ["popen"]})),
+        (GivenConfig(plugin=False), "-p no:benchmark: no row would be recorded; leave `-p no:benchmark` out"),
+        (GivenConfig(benchmark_disable=True),
+         "--benchmark-disable: no row would be recorded; leave one of the two options out"),
+        (GivenConfig(benchmark_skip=True),
+         "--benchmark-skip: no row would be measured; leave one of the two options out"),
+        (GivenConfig(reruns=2), f"--reruns: {REPEATED}"), (GivenConfig(force_reruns=2), f"--force-reruns: {REPEATED}"),
+        (GivenConfig(ini={"reruns": 2}),
+         "reruns = 2 in the ini file: a failed check would be repeated until it passes; remove that line"),
+        *((GivenConfig(**accepted), "")
+          for accepted in ({"dist": "no"}, {"ini": {"reruns": 0}}, {"ini": {"reruns": ""}})),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: value.partition(":")[0] if isinstance(value, str) else "",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "asked"), [("--nixl-gate", {"gate": True}), ("--nixl-baseline", {"baseline": "b.json"})]
 )
-def test_an_option_by_which_nothing_is_measured_is_refused(settings: Settings, config: object, message: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"is refused with {message}"):
-        refuse_accidents(cast(pytest.Config, config), settings)
+def test_an_option_by_which_nothing_is_measured_is_refused(
+    settings: Settings, config: Any, refusal: str, option: str, asked: dict[str, Any]
+) -> None:
+    refused = pytest.raises(pytest.UsageError) if refusal else nullcontext()
+    with refused as caught:
+        refuse_accidents(config, replace(settings, **asked))
+    assert caught is None or str(caught.value) == f"{option} is refused with {refusal}"
 
 
-def test_a_job_of_several_tasks_is_refused_outside_a_step(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = cast(pytest.Config, GivenConfig(dist="no"))
-    alone = replace(settings, ranks=None)
-    for variables, refused in (
-        ({}, False), ({"SLURM_NTASKS": "1"}, False), ({"SLURM_NTASKS": "2"}, True), ({"SLURM_NTASKS": "many"}, False),
-        ({"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}, False),
-    ):  # fmt: skip
-        with monkeypatch.context() as patch:
-            for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
-                patch.delenv(name, raising=False)
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            if refused:
-                with pytest.raises(pytest.UsageError, match="SLURM_NTASKS=2 in the environment: the job has 2 tasks"):
-                    refuse_accidents(plain, alone)
-                refuse_accidents(plain, replace(settings, ranks=1))
-            else:
-                refuse_accidents(plain, alone)
+@pytest.mark.parametrize(
+    ("variables", "ranks", "refused"),
+    [
+        ({}, None, False),
+        ({"SLURM_NTASKS": "1"}, None, False),
+        ({"SLURM_NTASKS": "2"}, None, True),
+        ({"SLURM_NTASKS": "2"}, 1, False),
+        ({"SLURM_NTASKS": "many"}, None, False),
+        ({"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}, None, False),
+    ],
+)
+def test_a_job_of_several_tasks_is_refused_outside_a_step(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ranks: int | None, refused: bool
+) -> None:
+    for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(pytest.UsageError) if refused else nullcontext() as caught:
+        refuse_accidents(cast(pytest.Config, GivenConfig()), replace(settings, gate=True, ranks=ranks))
+    assert caught is None or str(caught.value) == (
+        "--nixl-gate is refused with SLURM_NTASKS=2 in the environment: the job has 2 tasks, but this process is not "
+        "in a job step; start it with srun, or give --nixl-ranks=1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,10 +296,21 @@ def test_a_run_whose_checks_were_all_skipped_says_why_and_what_to_do(
     settings: Settings, skipped: list[tuple[str, str]], reason: str, remedy: str
 ) -> None:
     results = [result("bandwidth", Verdict.NOT_APPLICABLE, cause, remedy=do) for cause, do in skipped]
-    [missing] = unchecked_requests(a_run(settings, *results))
-    assert (missing.verdict, missing.reason) == (Verdict.MISSING, f"nothing was checked, because {reason}")
-    assert missing.remedy == remedy
+    lack = Result("whole-run", "", Verdict.MISSING, f"nothing was checked, because {reason}", remedy)
+    of_a_user = result("their-own", Verdict.NOT_APPLICABLE, "no GPU")
+    assert unchecked_requests(a_run(settings, of_a_user, *results, of_a_user)) == [lack]
     assert unchecked_requests(a_run(settings, *results, result("bandwidth"))) == []
-    assert unchecked_requests(a_run(settings, result("their-own", Verdict.NOT_APPLICABLE, "no GPU"))) == [], (
-        "a user's own test"
-    )
+    assert unchecked_requests(a_run(settings, *results, result("their-own"))) == []
+    assert unchecked_requests(a_run(settings, of_a_user)) == []
+
+
+def test_each_suite_that_cannot_measure_in_parallel_is_named(settings: Settings) -> None:
+    first, last = (result(check, Verdict.NOT_APPLICABLE, NOT_IN_PARALLEL) for check in ("kv-requests", "bandwidth"))
+    assert unchecked_requests(a_run(settings, first, result("memlock"), last)) == [
+        Result(
+            "unmeasured-suite", "", Verdict.MISSING,
+            f"the suite {suite} measured nothing: bandwidth is never measured in parallel",
+            "run it without pytest-xdist (-n)",
+        )
+        for suite in ("bandwidth", "kv_cache")
+    ]  # fmt: skip

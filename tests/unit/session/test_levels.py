@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import pytest
-from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.model.settings import LEVELS
 from pytest_nixl.session.selection import check_ids_by_suite, suite_checks
-from pytest_nixl.store.record_reader import OURS, parse_recorded
 
 TESTS = """
 import pytest
@@ -121,64 +115,3 @@ def test_a_wrong_level_of_a_marker_is_a_usage_error(pytester: pytest.Pytester) -
     assert error.endswith(
         "::test_quick: 'fast' of the marker nixl_check is not a level: expected quick, standard, extended"
     )
-
-
-@pytest.mark.parametrize(
-    ("level", "missing"),
-    [("quick", {"second": "standard", "third": "extended"}), ("standard", {"third": "extended"}), ("extended", {})],
-)
-def test_the_gate_names_the_level_of_a_required_check_that_was_left_out(
-    pytester: pytest.Pytester, tmp_path: Path, level: str, missing: dict[str, str]
-) -> None:
-    pytester.makepyfile(TESTS)
-    path = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['first', 'second', 'third']")
-    result = run_pytest(pytester, "--nixl-gate", f"--nixl-level={level}", f"--nixl-profile={path}", in_process=True)
-    text = result.stdout.str()
-    assert [line.split(":")[0] for line in result.outlines if line.startswith("MISSING")] == [
-        f"MISSING {check}" for check in missing
-    ]
-    for check, needed in missing.items():
-        assert f"requires the check {check!r}, which is of level {needed}, and this run is of level {level}" in text
-        assert f"give --nixl-level={needed}, or remove the check from [required] of the profile" in text
-    assert f"NIXL gate: {'FAIL' if missing else 'PASS'}" in text
-    assert result.ret == (1 if missing else 0)
-
-
-RECORDED = """
-import pytest
-
-@pytest.mark.nixl_check("first", level="quick")
-def test_quick(benchmark):
-    benchmark.pedantic(int)
-"""
-
-
-def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester, tmp_path: Path) -> None:
-    pytester.makepyfile(RECORDED)
-    for level, recorded in (("quick", "quick"), ("standard", None)):
-        path = tmp_path / f"{level}.json"
-        assert run_pytest(pytester, f"--nixl-level={level}", f"--benchmark-json={path}", in_process=True).ret == 0
-        provenance = json.loads(path.read_text())[OURS]["provenance"]
-        assert provenance["environment"].get("(level)") == recorded
-        if recorded is not None:  # it is no variable, whose unknown values are hidden
-            parsed = parse_recorded({**json.loads(path.read_text()), "benchmarks": []}, "a test")
-            assert parsed.provenance.environment["(level)"] == recorded
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
-def test_a_record_names_the_cores_that_a_run_may_use_if_they_are_not_all(
-    pytester: pytest.Pytester, tmp_path: Path
-) -> None:
-    """A container's cpuset is no part of an image, and one that differs makes every row slower."""
-    pytester.makepyfile(RECORDED)
-    before, recorded = os.sched_getaffinity(0), []
-    for cores in (before, set(list(before)[:1])):
-        path = tmp_path / f"{len(cores)}.json"
-        os.sched_setaffinity(0, cores)
-        try:
-            assert run_pytest(pytester, "--nixl-level=quick", f"--benchmark-json={path}", in_process=True).ret == 0
-        finally:
-            os.sched_setaffinity(0, before)
-        recorded.append(json.loads(path.read_text())[OURS]["provenance"]["environment"].get("(cores allowed)"))
-    every = os.cpu_count()
-    assert recorded == [None if len(before) == every else f"{len(before)} of {every}", f"1 of {every}"]

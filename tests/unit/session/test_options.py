@@ -131,7 +131,7 @@ WRONG: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("profile", f"profile {{!r}} cannot be read (File name too long): expected {PROFILE_FORM}", (LONG,)),
     ("nixlbench", "{!r} is not an executable file", ("nowhere", "/etc/passwd", ".", "")),
     ("nixlbench_runtime", CHOICE, ("etcd",)),
-    ("nixlbench_args", "{!r} is not a flag", ("MG",)),
+    ("nixlbench_args", "{!r} is not a flag", ("MG", "--", "-", "--=1", "--Mode=MG", "---mode=MG", "--mode-x=MG")),
     ("nixlbench_args", "'SG' is not a flag", ("--mode MG SG",)),
     ("nixlbench_args", '"--mode=\'MG" cannot be split into words (No closing quotation)', ("--mode='MG",)),
     ("nixlbench_args", "--mode is given twice", ("--mode=MG --mode=SG",)),
@@ -193,7 +193,8 @@ WRONG: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 ACCEPTED: tuple[tuple[str, str, object], ...] = (
     ("ranks", "0000065536", 65_536), ("rank", "999999", 999_999), ("group", 64 * "x", 64 * "x"),
     ("batch", " 4 ,1000000", (4, 1_000_000)), ("depth", "65536", (65_536,)), ("iterations", "auto", None),
-    ("iterations", "100000000", 100_000_000), ("warmup", "007", 7), ("min_launches", "auto", None),
+    ("iterations", "100000000", 100_000_000), ("warmup", "007", 7), ("warmup", " 7 ", 7), ("rank", " 3 ", 3),
+    ("min_launches", "auto", None),
     ("duration", "0", 0.0), ("duration", "168h", 604_800.0), ("timeout", "2", 2.0), ("lease", "1h", 3600),
     ("kv_tp", "4", (4, 4)), ("kv_tp", "4096:1", (4096, 1)), ("kv_dtype", "auto", None), ("kv_rate", "auto", None),
     ("kv_rate", "0.001", 0.001), ("kv_rate", "1000000/s", 1e6), ("s3", "embedded", "embedded"),
@@ -264,6 +265,12 @@ def test_a_report_has_the_longest_ending_of_its_name(name: str, ending: str) -> 
             "67108864 bytes a block, batch 1000000, depth 1",
             "batch",
             (1_000_000 << 26) + 1_000_000 * 1024,
+        ),
+        (
+            {"batch": "1000000", "level": "quick"},
+            "67108864 bytes a block, batch 1000000, depth 1",
+            "batch",
+            2 * (1_000_000 << 26) + 1_000_000 * 1024,
         ),
     ],
 )

@@ -7,13 +7,14 @@ import re
 import resource
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from helpers.cli_run import NOT_BUSY, Finished, run
+from helpers.cli_run import Finished, run
 from helpers.cli_run import profile as write_profile
 
 from pytest_nixl.session.preconditions import Preconditions
@@ -58,52 +59,6 @@ def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, 
     )
     assert done.output.count("MISSING whole-run:") == len(gate)
     assert "NIXL gate: PASS" not in done.output
-    assert done.code == 1
-
-
-@pytest.mark.long
-def test_an_etcd_that_never_answers_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
-    (tmp_path / "idle.py").write_text(NOT_BUSY)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        done = run(*SUITES, plugins=["idle"], env={"NIXL_ETCD_ENDPOINTS": endpoint, "PYTHONPATH": str(tmp_path)})
-    assert "the check 'etcd-answers'" in ended(done)
-    assert done.verdicts == {}
-
-
-@pytest.mark.long
-def test_an_endpoint_that_only_nixl_cannot_parse_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
-    """NIXL may be unable to reach an etcd that the plugin's own client reaches."""
-    required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['endpoints-well-formed']")
-    done = run(*SUITES, f"--nixl-profile={required}", env={"NIXL_ETCD_ENDPOINTS": f"{NOTHING}/"})
-    assert "the check 'endpoints-well-formed'" in ended(done)
-    assert "FAIL endpoints-healthy" in done.output  # the other endpoint checks ran too
-    assert done.verdicts == {}
-    assert done.code == 1
-
-
-@pytest.mark.long
-def test_keep_going_measures_the_rows_anyway() -> None:
-    done = run(*ETCD_AND_A_ROW, "--nixl-keep-going", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    assert ended(done) == ""
-    assert set(done.verdicts) == {"WRITE 64KiB"}
-    assert "ERROR etcd-answers" in done.output
-    assert done.code == 1
-
-
-@pytest.mark.long
-def test_a_check_that_is_not_required_does_not_end_the_run(tmp_path: Path) -> None:
-    required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['bandwidth']")
-    done = run(*ETCD_AND_A_ROW, f"--nixl-profile={required}", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    assert ended(done) == ""
-    assert set(done.verdicts) == {"WRITE 64KiB"}
-
-
-@pytest.mark.long
-def test_a_required_check_that_is_the_last_test_does_not_interrupt_the_run() -> None:
-    done = run("suites/infrastructure/test_etcd.py::test_etcd_answers", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    assert ended(done) == ""
-    assert "ERROR etcd-answers" in done.output
     assert done.code == 1
 
 
@@ -160,43 +115,71 @@ ITEMS = {
     "etcd": ("infrastructure", "test_etcd.py", "etcd-answers"),
     "health": ("uri_validation", "test_deployment.py", "endpoints-healthy"),
     "nixl": ("infrastructure", "test_nixl.py", "nixl-imports"),
+    "other": ("uri_validation", "test_corpus.py", ""),
 }
 
 
+REQUIRED = ("etcd-answers", "nixl-imports", "endpoints-well-formed", "bandwidth")
+
+
 @pytest.mark.parametrize(
-    ("failed", "keep_going", "last", "named"),
+    ("required", "order"),
     [
-        ("", False, "row", ""),
-        ("cores row health", False, "row", ""),
-        ("nixl etcd", False, "nixl", "'nixl' failed, which the profile .* requires: 5 tests did not run; see above"),
-        ("etcd", False, "etcd", "'etcd-answers' failed, .*: 4 tests did not run; it does not answer"),
-        ("form", False, "health", "'form' failed, .*: 2 tests did not run"),
-        ("etcd form", True, "row", ""),
+        (REQUIRED, "nixl etcd form health cores row other"),
+        # The endpoint checks run early only if one of them is required, and the etcd only if it is.
+        (("etcd-answers", "bandwidth"), "etcd cores nixl row form health other"),
+        (("endpoints-healthy",), "form health cores etcd nixl row other"),
     ],
 )
-def test_only_a_required_check_that_fails_ends_the_run(
-    tmp_path: Path, failed: str, keep_going: bool, last: str, named: str
+@pytest.mark.parametrize("unused", ["", "used", "parallel", "usable"])
+def test_what_the_profile_requires_runs_first(
+    tmp_path: Path, required: tuple[str, ...], order: str, unused: str
 ) -> None:
-    required = "['etcd-answers', 'nixl-imports', 'endpoints-well-formed', 'bandwidth']"
-    path = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required=required)
-    run = SimpleNamespace(
+    run = a_run(tmp_path, required)
+    if unused:
+        setattr(run.collected if unused == "used" else run, unused, unused == "parallel")
+    tests = list(items())
+    before = [item.nodeid for item in tests]
+    Preconditions(run).pytest_collection_modifyitems(cast(Any, SimpleNamespace()), tests)
+    assert [item.nodeid for item in tests] == (before if unused else order.split())
+
+
+def a_run(folder: Path, required: tuple[str, ...] = REQUIRED, *, keep_going: bool = False) -> Any:
+    path = write_profile(folder / "p.toml", "floor = '1 KB/s'", required=str(list(required)))
+    return SimpleNamespace(
         collected=SimpleNamespace(used=True), parallel=False, usable=True, record=LiveRecord(),
         settings=SimpleNamespace(profile=str(path), keep_going=keep_going),
     )  # fmt: skip
-    items = [
-        SimpleNamespace(
-            nodeid=name,
-            path=Path("suites", suite, file),
-            get_closest_marker=lambda _, check=check: SimpleNamespace(args=(check,)),
-        )
-        for name, (suite, file, check) in ITEMS.items()
-    ]
-    session = SimpleNamespace(shouldfail="")
-    plugin = Preconditions(cast(Any, run))
-    plugin.pytest_collection_modifyitems(cast(Any, session), cast(Any, items))
-    assert [item.nodeid for item in items] == ["nixl", "etcd", "form", "health", "cores", "row"]
+
+
+def items() -> Iterator[Any]:
+    for name, (suite, file, check) in ITEMS.items():
+        marker = SimpleNamespace(args=(check,)) if check else None
+        path = Path("suites", suite, file)
+        yield SimpleNamespace(nodeid=name, path=path, get_closest_marker=lambda _, marker=marker: marker)
+
+
+@pytest.mark.parametrize(
+    ("failed", "keep_going", "last", "check", "text"),
+    [
+        ("", False, "other", "", ""),
+        ("cores row health", False, "other", "", ""),
+        ("nixl etcd", False, "nixl", "nixl", "6 tests did not run; see above"),
+        ("etcd", False, "etcd", "etcd-answers", "5 tests did not run; it does not answer"),
+        ("form", False, "health", "form", "3 tests did not run; see above"),
+        ("form health", False, "health", "form", "3 tests did not run; see above"),
+        ("etcd form", True, "other", "", ""),
+    ],
+)
+def test_only_a_required_check_that_fails_ends_the_run(
+    tmp_path: Path, failed: str, keep_going: bool, last: str, check: str, text: str
+) -> None:
+    run, session = a_run(tmp_path, keep_going=keep_going), SimpleNamespace(shouldfail="")
+    tests = list(items())
+    plugin = Preconditions(run)
+    plugin.pytest_collection_modifyitems(cast(Any, session), tests)
     ended = ""
-    for ended in (item.nodeid for item in items):
+    for ended in (item.nodeid for item in tests):
         report = SimpleNamespace(nodeid=ended, failed=ended in failed.split())
         if ended == "etcd":
             report.nixl_result = SimpleNamespace(check="etcd-answers", reason="it does not answer")
@@ -205,5 +188,16 @@ def test_only_a_required_check_that_fails_ends_the_run(
         if session.shouldfail:
             break
     assert ended == last
-    assert re.search(named, session.shouldfail)
-    assert bool(run.record.interrupted or session.shouldfail) is bool(named)
+    reason = f"the run ended because the check {check!r} failed, which the profile {run.settings.profile!r} requires: "
+    assert session.shouldfail == (f"{reason}{text}" if check else "")
+    assert run.record.ended == session.shouldfail.partition("; ")[0]
+
+
+def test_a_required_check_that_fails_before_the_last_test_leaves_one_out(tmp_path: Path) -> None:
+    run, session = a_run(tmp_path), SimpleNamespace(shouldfail="")
+    tests = [item for item in items() if item.nodeid in ("nixl", "row")]
+    plugin = Preconditions(run)
+    plugin.pytest_collection_modifyitems(cast(Any, session), tests)
+    plugin.pytest_runtest_logreport(cast(Any, SimpleNamespace(nodeid="nixl", failed=True)))
+    plugin.pytest_runtest_logfinish("nixl")
+    assert session.shouldfail.endswith(" requires: 1 test did not run; see above")

@@ -372,6 +372,14 @@ def test_given_options_hide_secrets(configure: Configure) -> None:
     assert SECRET not in "\n".join(lines)
 
 
+def test_a_refusal_hides_the_only_option(configure: Configure) -> None:
+    for field in ("group_token", "s3", "etcd"):
+        refusal = pytest.UsageError(f"{SECRET}-1 is wrong")
+        assert printable_error(
+            configure({field: f"http://me:{SECRET}-1@h" if field != "group_token" else f"{SECRET}-1"}), refusal
+        ) == ("*** is wrong",)
+
+
 @pytest.mark.parametrize("places", ["option", "ini", "both"])
 def test_a_refusal_hides_what_the_options_hide(configure: Configure, places: str) -> None:
     hidden = {"etcd_user": f"root:{SECRET}", "s3": f"http://me:0-{SECRET}@h:1"}

@@ -30,15 +30,3 @@ def test_own_checks_that_were_all_skipped_are_no_pass_and_no_failure(pytester: p
     )
     assert result.ret == 0
     assert json.loads((pytester.path / "verdict.json").read_text())["verdict"] == "NOTHING CHECKED"
-
-
-def test_the_gate_says_what_makes_a_test_a_check(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_mine(nixl_settings): pass")
-    result = run_pytest(pytester, "--nixl-gate", in_process=True)
-    result.stdout.fnmatch_lines(
-        [
-            "MISSING whole-run: no check ran, so there is nothing to accept: a test is a check only if it has the *",
-            "    remedy: mark your tests with @pytest.mark.nixl_check('my-check'); to run ours, name a suite, *",
-        ]
-    )
-    assert result.ret == 1
