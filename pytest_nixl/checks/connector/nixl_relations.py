@@ -160,7 +160,7 @@ def _members(text: str) -> frozenset[Endpoint | str]:
     found: set[Endpoint | str] = set()
     for part in filter(None, re.split("[,;]", text.strip())):
         try:
-            read = parse_endpoint(re.sub("^(?:nats|tls)://", "http://", part.strip().rstrip("/")))
+            read = parse_endpoint(part.strip().rstrip("/").removeprefix("nats://").removeprefix("tls://"))
             found.add(Endpoint(read.scheme, read.host.lower().rstrip("."), read.port))
         except ValueError:
             found.add(part)
@@ -221,10 +221,11 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def _allowed(text: str) -> UcxTransports:
+    parts = [part.removeprefix("\\") for part in text.removeprefix("^").split(",")]
     return UcxTransports(
         without=text.startswith("^"),
-        names=tuple(name for name in re.sub(r":aux\b|[\^\\]", "", text).split(",") if name),
-        auxiliary=frozenset(re.findall(r"([^,^\\]+):aux\b", text)),
+        names=tuple(filter(None, (part.removesuffix(":aux") for part in parts))),
+        auxiliary=frozenset(part.removesuffix(":aux") for part in parts if part.endswith(":aux")),
         has_rdma=True,
         efa_only=False,
         has_gpu=True,
