@@ -387,6 +387,11 @@ _GIVEN = '{"containers": [{"name": "c", "command": ["vllm", "serve"], "args": ["
         ("many.yaml", f"a: &a 1\nb: [{'*a,' * 101}]\n", " is YAML that cannot be read: it has more than 100 aliases"),
         ("bomb-of-merges.yaml", MERGE_BOMB, MERGED),
         ("merge.yaml", MERGE, _ADDED),
+        ("two.yaml#three", TWO, " has no 'three' that starts an engine; it has one/c or two/c"),
+        ("ten.sh", "vllm serve m\n" * 10,
+         " starts 10 engines: choose one with FILE#NAME, NAME is 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8 or one of 2 more"),
+        ("eight.sh#0", "vllm serve m\n" * 8,
+         " has no '0' that starts an engine; it has 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8"),
         ("two.yaml", TWO, " starts 2 engines: choose one with FILE#NAME, NAME is one/c or two/c"),
         ("binary.bin", "\xff\xfe", _BINARY),
         ("zero.txt", "vllm serve\0", _BINARY),
@@ -413,9 +418,9 @@ _GIVEN = '{"containers": [{"name": "c", "command": ["vllm", "serve"], "args": ["
 def test_a_bad_input_ends_in_one_sentence(
     name: str, data: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / name
+    path = tmp_path / name.partition("#")[0]
     path.write_text(data, encoding="latin-1" if name == "binary.bin" else "utf-8")
-    assert cli.main(["connector", str(path), str(path)]) == 2
+    assert cli.main(["connector", str(tmp_path / name), str(tmp_path / name)]) == 2
     assert capsys.readouterr().err.removeprefix("pytest-nixl: ").removeprefix(str(path)) == f"{sentence}\n"
 
 
@@ -427,15 +432,16 @@ def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path, capsys: pytest.Captu
     assert "has more than 1 MiB" in capsys.readouterr().err
 
 
-def test_a_missing_file_or_container_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text(TWO)
-    assert cli.main(["connector", f"{path}#three", f"{path}#two"]) == 2
-    assert "has no 'three' that starts an engine; it has one/c or two/c" in capsys.readouterr().err
-    assert cli.main(["connector", str(tmp_path / "none"), f"{path}#two"]) == 2
-    assert "cannot be read" in capsys.readouterr().err
-    assert cli.main(["connector", str(tmp_path), f"{path}#two"]) == 2
-    assert "is a directory: expected a configuration file" in capsys.readouterr().err
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write(tmp_path, "a#b.json", json.dumps(deployment({})))
+    for path, sentence in (
+        (tmp_path / "none", "cannot be read"),
+        (tmp_path, "is a directory: expected a configuration"),
+    ):
+        assert cli.main(["connector", str(path), good]) == 2
+        assert f"{path} {reason}" in capsys.readouterr().err
+    assert cli.main(["connector", good, f"{good}#c"]) == 1
+    assert f"prefill: {good}#o/c (vLLM)\n" in capsys.readouterr().out
 
 
 def test_yaml_needs_a_package_and_json_does_not(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import fields
@@ -238,60 +239,53 @@ def test_a_script_has_bounds() -> None:
         split_commands("#" * 65537)
 
 
-#: How scripts set the address of an engine and start it, as shells read it; "": its value is known only where it runs.
-_SCRIPTS = [
-    ("10.0.0.1", f"export {_HOST}=10.0.0.1; {_START}"),
-    ("10.0.0.1", f"declare -x {_HOST}=10.0.0.1  # don't change it\n{_START}"),
-    ("10.0.0.1", f"if true; then export {_HOST}=10.0.0.1; fi\n(cd / && exec {_START}) | tee log"),
-    ("10.0.0.1", f'bash -c "{_HOST}=10.0.0.1 {_START.replace(chr(34), chr(92) + chr(34))}"'),
-    (
-        "10.0.0.1",
-        f'ssh -o "BatchMode yes" node "{_HOST}=10.0.0.1 {_START.replace(chr(34), chr(92) + chr(34))}"',
-    ),
-    ("10.0.0.1", f"cat > run.txt <<END\nhow it's run\nEND\n{_HOST}=10.0.0.1 {_START}"),
-    ("10.0.0.1", f"cat <<<$A; cat > run.txt <<END\nhow it's run\nEND\n{_HOST}=10.0.0.1 {_START}"),
-    ("10.0.0.1", f"{_HOST}=10.0.0.2\nif true; then :; fi\n{_HOST}=10.0.0.1\n{_START}"),
-    ("10.0.0.1", f"{_HOST}=10.0.0.2\ncase $1 in\na) :;;\nesac\n{_HOST}=10.0.0.1\n{_START}"),
-    ("10.0.0.1", f"{_HOST}=${{A:=10.0.0.1}} {_START}"),
-    ("", f"if [ $1 ]; then {_HOST}=10.0.0.1; else {_HOST}=10.0.0.2; fi\n{_START}"),
-    ("10.0.0.1", f"start() {{\n{_START}\n}}\nexport {_HOST}=10.0.0.1\nstart"),
-    ("10.0.0.1", f'one() {{ vllm serve "$@"; }}\n{_HOST}=10.0.0.1 one {_START.removeprefix("vllm serve ")}'),
-    ("10.0.0.1", f'function run {{\n  local ip=$1; shift\n  {_HOST}=$ip \\\n    "$@"\n}}\nrun 10.0.0.1 {_START}'),
-    (
-        "10.0.0.1",
-        f"at() {{\n{_HOST}=${{2:-10.0.0.1}} $1 serve m --kv-transfer-config ${{3}}\n}}\n"
-        f"at vllm '' {_START.split()[-1]}",
-    ),
-    (
-        "10.0.0.1",
-        f"run() {{  # }} is no end\n  if true; then {{ cd /; }}; fi\n  {_HOST}=$1 {_START}\n}}\nrun 10.0.0.1",
-    ),
-    ("10.0.0.1", f"start () {{\n{_HOST}=10.0.0.1 {_START}\n}}\ntrap start EXIT"),
-    ("10.0.0.1", f"# as run() {{\nrun() {{\n  {_HOST}=$1 {_START}\n}}\nrun 10.0.0.1"),
-    (
-        "10.0.0.1",
-        f"a() {{ :; }}\nb() {{\n  c() {{ :; }}\n  c\n  {_START}\n}}\nexport {_HOST}=10.0.0.1\nb\n",
-    ),
-    ("10.0.0.1", f"{_HOST}=10.0.0.1 xargs vllm serve <<'END'\nm\n{_START.split(' ', 3)[3]}\nEND"),
-    ("10.0.0.1", f"export {_HOST}=10.0.0.1\ncat <<END | xargs -r vllm serve\n{_START.split(' ', 2)[2]}\nEND"),
-    ("", f": ${{{_HOST}:=10.0.0.1}}\n{_START}"),
-    ("", f"read -r {_HOST} _ <<< 10.0.0.1\nexport {_HOST}\n{_START}"),
-    ("", f"printf -v {_HOST} 10.0.0.1; {_START}"),
-    ("", f"srun --export=ALL,{_HOST}=10.0.0.1 {_START}"),
-    ("", f"export {_HOST}=$(hostname -I | awk '{{print $1}}')\n{_START}"),
-    ("", f"{_HOST}=$( (cd /; hostname) | head -1 ) {_START}"),
-    ("", f"{_HOST}=$(python3 -c \"print('(', 1)\") {_START}"),
-    ("", f"{_HOST}=`ip addr | grep -oP '(?<=inet )[0-9.]+'` {_START}"),
-    ("", f"{_HOST}=`cd /; vllm serve other` {_START}"),
-    ("", f'{_HOST}="$(get "$A" \';\' | tail -1)" {_START}'),
+#: Words that leave a command what it is.
+_BEFORE = "export declare typeset local readonly if then elif else while until do { ! time exec env nohup"
+#: How scripts set HOST to IP and run START, as shells read them.
+_KNOWN = [
+    "export HOST=IP; START",
+    "declare -x HOST=IP  # don't change it\nSTART",
+    "if true; then export HOST=IP; fi\n(cd / && exec START) | tee log",
+    'bash -c "HOST=IP QUOTED"',
+    'ssh -o "BatchMode yes" node "HOST=IP QUOTED"',
+    "cat > run.txt <<END\nhow it's run\nEND\nHOST=IP START",
+    "cat <<<$A; cat > run.txt <<END\nhow it's run\nEND\nHOST=IP START",
+    "HOST=10.0.0.2\nif true; then :; fi\nHOST=IP\nSTART",
+    "HOST=10.0.0.2\ncase $1 in\na) :;;\nesac\nHOST=IP\nSTART",
+    "HOST=${A:=IP} START",
+    "start() {\nSTART\n}\nexport HOST=IP\nstart",
+    'one() { vllm serve "$@"; }\nHOST=IP one m OPTION',
+    'function run {\n  local ip=$1; shift\n  HOST=$ip \\\n    "$@"\n}\nrun IP START',
+    "at() {\nHOST=${2:-IP} $1 serve m ${3} ${4}\n}\nat vllm '' OPTION",
+    "run() {  # } is no end\n  if true; then { cd /; }; fi\n  HOST=$1 START\n}\nrun IP",
+    "start () {\nHOST=IP START\n}\ntrap start EXIT",
+    "# as run() {\nrun() {\n  HOST=$1 START\n}\nrun IP",
+    "a() { :; }\nb() {\n  c() { :; }\n  c\n  START\n}\nexport HOST=IP\nb\n",
+    "HOST=IP xargs vllm serve <<'END'\nm\nOPTION\nEND",
+    "export HOST=IP\ncat <<END | xargs -r vllm serve\nm OPTION\nEND",
+    *(f"{word} HOST=IP\nSTART" for word in _BEFORE.split()),
+]
+#: The same, if the address is known only where the script runs.
+_UNKNOWN = [
+    "if [ $1 ]; then HOST=IP; else HOST=10.0.0.2; fi\nSTART",
+    ": ${HOST:=IP}\nSTART",
+    "read -r HOST _ <<< IP\nexport HOST\nSTART",
+    "printf -v HOST IP; START",
+    "srun --export=ALL,HOST=IP START",
+    "export HOST=$(hostname -I | awk '{print $1}')\nSTART",
+    "HOST=$( (cd /; hostname) | head -1 ) START",
+    "HOST=$(python3 -c \"print('(', 1)\") START",
+    "HOST=`ip addr | grep -oP '(?<=inet )[0-9.]+'` START",
+    "HOST=`cd /; vllm serve other` START",
+    'HOST="$(get "$A" \';\' | tail -1)" START',
 ]
 
 
-@pytest.mark.parametrize(("address", "script"), _SCRIPTS)
-def test_a_shell_script_is_read_as_a_shell_does(address: str, script: str) -> None:
-    [launch] = script_launches(script, {})
-    value = launch.environment[_HOST]
-    assert value == address if address else not is_resolved(value)
+@pytest.mark.parametrize(("text", "known"), [*((text, True) for text in _KNOWN), *((text, False) for text in _UNKNOWN)])
+def test_a_shell_script_is_read_as_a_shell_does(text: str, known: bool) -> None:
+    parts = {"HOST": _HOST, "IP": "10.0.0.1", "START": _START, "OPTION": _NIXL, "QUOTED": _START.replace('"', '\\"')}
+    [launch] = script_launches(re.sub("HOST|IP|START|OPTION|QUOTED", lambda match: parts[match[0]], text), {})
+    assert launch.environment[_HOST] == "10.0.0.1" if known else not is_resolved(launch.environment[_HOST])
     assert launch.options == {"--kv-transfer-config": ['{"kv_connector":"NixlConnector","kv_role":"kv_both"}']}
     assert launch.model == "m"
 
@@ -349,15 +343,6 @@ def test_no_more_functions_are_taken_than_can_be_read() -> None:
 )
 def test_a_call_puts_its_arguments_into_the_body(body: str, arguments: str, called: str) -> None:
     assert called_body(body, shlex.split(arguments)) == called
-
-
-_BEFORE = "export declare typeset local readonly if then elif else while until do { ! time exec env nohup"
-
-
-@pytest.mark.parametrize("word", _BEFORE.split())
-def test_a_variable_is_set_after_a_word_of_the_shell(word: str) -> None:
-    [launch] = script_launches(f"{word} {_HOST}=10.0.0.1\n{_START}", {})
-    assert launch.environment[_HOST] == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
