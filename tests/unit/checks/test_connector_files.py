@@ -389,7 +389,8 @@ _GIVEN = '{"containers": [{"name": "c", "command": ["vllm", "serve"], "args": ["
         ("merge.yaml", MERGE, _ADDED),
         ("two.yaml#three", TWO, " has no 'three' that starts an engine; it has one/c or two/c"),
         ("ten.sh", "vllm serve m\n" * 10,
-         " starts 10 engines: choose one with FILE#NAME, NAME is 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8 or one of 2 more"),
+         " starts 10 engines: choose one with FILE#NAME, NAME is 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8 or one of 2 "
+         "more"),
         ("eight.sh#0", "vllm serve m\n" * 8,
          " has no '0' that starts an engine; it has 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8"),
         ("two.yaml", TWO, " starts 2 engines: choose one with FILE#NAME, NAME is one/c or two/c"),
@@ -434,10 +435,7 @@ def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write(tmp_path, "a#b.json", json.dumps(deployment({})))
-    for path, sentence in (
-        (tmp_path / "none", "cannot be read"),
-        (tmp_path, "is a directory: expected a configuration"),
-    ):
+    for path, reason in ((tmp_path / "none", "cannot be read"), (tmp_path, "is a directory: expected a configuration")):
         assert cli.main(["connector", str(path), good]) == 2
         assert f"{path} {reason}" in capsys.readouterr().err
     assert cli.main(["connector", good, f"{good}#c"]) == 1
