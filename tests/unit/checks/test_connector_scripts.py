@@ -139,6 +139,20 @@ _READ: list[tuple[str, list[dict[str, Any]]]] = [
       {"model": "n", "environment": {"p": "2"}}]),
     ("for p in 1 2; do until x; do vllm serve $p; done; vllm serve m; done",
      [{"model": model, "environment": {"p": p}} for p in "12" for model in (p, "m")]),
+    # A branch is taken if its variable is set once, before it.
+    *((f'export {role}\ncase "$ROLE" in\n prefill|p*) A=1 ;;\n decode) ;;\n *) A=2 ;;\nesac\nvllm serve m --x $A',
+       [{"options": {"--x": [seed]}, "model": "m", "environment": {"ROLE": value, "A": assigned}}])
+      for role, value, seed, assigned in (
+          ("ROLE=prefill", "prefill", "1", "1"), ("ROLE=p", "p", "1", "1"), ("ROLE=decode", "decode", "$A", "$(A)"),
+          ("ROLE=other", "other", "2", "2"), ("ROLE=prefill\nROLE=decode", "decode", "$(A)", "$(A)"))),
+    ("A=x\nlowercase $A in case $A inside case  in\ncase $A in\n x) B='my_esac esac2' ;;\n y) B=2 ;;\nesac\n"
+     "vllm serve m --x $B", [{"options": {"--x": ["my_esac esac2"]}, "model": "m",
+                              "environment": {"A": "x", "B": "my_esac esac2"}}]),
+    # The functions of a script that cannot be read are not followed.
+    *((f"run() {{\n  vllm serve m --port {body}\n}}\nrun 8100 'a \"b'",
+       [{"options": {"--port": ["8100"], **options}, "model": "m"}]) for body, options in (
+           ("$1 --x '{\n  \"a\": {\n}\n}'", {"--x": ['{\n  "a": {\n}\n}']}),
+           ("8100\n  cat <<END\nit's\nEND\n  cat <<END\nthat's }\nEND", {}), ('8100\n  bash -c "echo $@ now"', {}))),
     # Arrays
     *((f'{before}A=("--port" 1\n  # a comment\n \'--seed\' 2 --x a#b?)\nvllm serve m "${{A[@]}}"',
        [{"options": {"--port": ["1"], "--seed": ["2"], "--x": ["a#b?"]}, "model": "m", "environment": {"A": "$(A)"}}])
@@ -347,44 +361,11 @@ def test_a_call_puts_its_arguments_into_the_body(body: str, arguments: str, call
     assert called_body(body, shlex.split(arguments)) == called
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "vllm serve m --port $1 --kv-transfer-config '{\n  \"a\": {\n}\n}'",
-        "vllm serve m --port 8100\n  cat <<END\nit's\nEND\n  cat <<END\nthat's }\nEND",
-        'vllm serve m --port 8100\n  bash -c "echo $@ now"',
-    ],
-)
-def test_no_function_makes_a_script_unreadable(body: str) -> None:
-    [launch] = script_launches(f"run() {{\n  {body}\n}}\nrun 8100 'a \"b'", {})
-    assert (launch.model, launch.options["--port"]) == ("m", ["8100"])
-
-
 def test_what_a_command_prints_is_not_shown_as_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("prefill", "$(hostname -I | cut -d' ' -f1)"), ("decode", "127.0.0.1")):
         (tmp_path / f"{name}.sh").write_text(f"{_HOST}={value} {_START}\n")
     assert cli.main(["connector", *(str(tmp_path / f"{name}.sh") for name in ("prefill", "decode"))]) == 1
     assert f"{_HOST}: prefill has a value that the file does not contain, decode has 127" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("role", "options"),
-    [
-        ("ROLE=prefill", {"--port", "--kv-cache-dtype"}),
-        ("ROLE=decode", {"--port"}),
-        ("ROLE=other", {"--port", "--seed"}),
-        ("ROLE=prefill\nROLE=decode", {"--port"}),
-        ("ROLE", {"--port"}),
-    ],
-)
-def test_the_branch_of_a_role_is_taken(role: str, options: set[str]) -> None:
-    [launch] = script_launches(
-        f"tee config <<E\na: {role}\nE\nexport {role}\nA=(--port 1)\n"
-        'echo lowercase "$ROLE" in case "$ROLE" inside case  in\n'
-        'case "$ROLE" in\n prefill|p*) A+=(--kv-cache-dtype fp8_esac --kv-cache-dtype esac2) ;;\n'
-        ' decode) ;;\n *) A+=(--seed 1) ;;\nesac\nvllm serve m "${A[@]}"\n', {}
-    )  # fmt: skip
-    assert set(launch.options) == options
 
 
 def test_what_a_command_installs_and_names_is_a_release(tmp_path: Path) -> None:
