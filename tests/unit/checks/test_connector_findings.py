@@ -22,21 +22,23 @@ from pytest_nixl.model.verdicts import Verdict
 
 #: A side before it is written to a file: ``options``, ``transfer``, ``env``, ``image`` and ``command``.
 Side = dict[str, Any]
+SIDE_NAMES = ("prefill", "decode")
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Return each first of two words with the second."""
+    words = text.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def vllm_side(role: str) -> Side:
-    """Return one side of vLLM."""
     return {
         "image": "vllm/vllm-openai:v0.14.0",
         "command": ["vllm", "serve"],
-        "options": {
-            "--model": "Qwen/Qwen3-32B",
-            "--dtype": "bfloat16",
-            "--kv-cache-dtype": "fp8",
-            "--block-size": "64",
-            "--tensor-parallel-size": "4",
-            "--attention-backend": "FLASH_ATTN",
-        },
+        "options": pairs(
+            "--model Qwen/Qwen3-32B --dtype bfloat16 --kv-cache-dtype fp8 --block-size 64 --tensor-parallel-size 4 "
+            "--attention-backend FLASH_ATTN"
+        ),
         "transfer": {
             "kv_connector": "NixlConnector",
             "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[role],
@@ -44,33 +46,23 @@ def vllm_side(role: str) -> Side:
             "kv_buffer_device": "cuda",
             "kv_connector_extra_config": {"backends": ["UCX"]},
         },
-        "env": {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": {"prefill": "10.0.0.1", "decode": "10.0.0.2"}[role],
-            "VLLM_KV_CACHE_LAYOUT": "HND",
-            "UCX_TLS": "rc,cuda_copy,cuda_ipc",
-            "NIXL_ETCD_ENDPOINTS": "http://etcd:2379",
-            "NIXL_ETCD_NAMESPACE": "/nixl/qwen",
-        },
+        "env": pairs(
+            f"VLLM_NIXL_SIDE_CHANNEL_HOST 10.0.0.{1 + SIDE_NAMES.index(role)} VLLM_KV_CACHE_LAYOUT HND "
+            "UCX_TLS rc,cuda_copy,cuda_ipc NIXL_ETCD_ENDPOINTS http://etcd:2379 NIXL_ETCD_NAMESPACE /nixl/qwen"
+        ),
     }
 
 
 def sglang_side(role: str) -> Side:
-    """Return one side of SGLang."""
     return {
         "image": "lmsysorg/sglang:v0.5.9",
         "command": ["python3", "-m", "sglang.launch_server"],
-        "options": {
-            "--model-path": "Qwen/Qwen3-32B",
-            "--dtype": "bfloat16",
-            "--kv-cache-dtype": "fp8_e4m3",
-            "--page-size": "64",
-            "--tp-size": "4",
-            "--host": "0.0.0.0",
-            "--disaggregation-mode": role,
-            "--disaggregation-transfer-backend": "nixl",
-            "--disaggregation-bootstrap-port": "8998",
-        },
-        "env": {"SGLANG_DISAGGREGATION_NIXL_BACKEND": "UCX", "UCX_TLS": "rc,cuda_copy"},
+        "options": pairs(
+            "--model-path Qwen/Qwen3-32B --dtype bfloat16 --kv-cache-dtype fp8_e4m3 --page-size 64 --tp-size 4 "
+            f"--host 0.0.0.0 --disaggregation-mode {role} --disaggregation-transfer-backend nixl "
+            "--disaggregation-bootstrap-port 8998"
+        ),
+        "env": pairs("SGLANG_DISAGGREGATION_NIXL_BACKEND UCX UCX_TLS rc,cuda_copy"),
     }
 
 
@@ -80,7 +72,7 @@ def dynamo_side(role: str) -> Side:
     side["command"] = ["python3", "-m", "dynamo.vllm"]
     side["image"] = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.0.0"
     side["options"]["--disaggregation-mode"] = role
-    side["env"] |= {"DYN_NAMESPACE": "qwen", "ETCD_ENDPOINTS": "http://etcd:2379", "NATS_SERVER": "nats://nats:4222"}
+    side["env"] |= pairs("DYN_NAMESPACE qwen ETCD_ENDPOINTS http://etcd:2379 NATS_SERVER nats://nats:4222")
     return side
 
 
@@ -115,7 +107,7 @@ def pod(side: Side, name: str = "engine") -> dict[str, Any]:
 
 def sides_of(engine: str) -> dict[str, Side]:
     """Return both sides of an engine, which match."""
-    return {role: SIDES[engine](role) for role in ("prefill", "decode")}
+    return {role: SIDES[engine](role) for role in SIDE_NAMES}
 
 
 def planted(engine: str, changes: str) -> dict[str, Side]:
@@ -208,22 +200,21 @@ _RANKS = (
     "both env VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.1 | decode options --port=8001 | both release {} | prefill options {}"
 )
 _STATES = "both release v0.33.0 | both env VLLM_SSM_CONV_STATE_LAYOUT=DS | {} env VLLM_SSM_CONV_STATE_LAYOUT=SD"
-_SIDES = ("prefill", "decode")
 
 #: For a pattern or a list of the product: an engine, changes of it, and verdict and field of each finding.
 ROWS: dict[str, list[tuple[str, str, str]]] = {
     # SGLang divides its TP by its DP.
     "sizes are positive numbers": [
         (engine, f"{role} options {option}={size}", f"FAIL {option.replace('--dp-size', '--tp-size')}")
-        for engine, options in _SIZES.items() for option in options.split() for role in _SIDES
+        for engine, options in _SIZES.items() for option in options.split() for role in SIDE_NAMES
         for size in ("many", "0", "-1", "1.5", "\u0663", "1" * 12)],
     "no two ports of an engine are the same": [
-        *(("vLLM", f"{role} {setting}", "FAIL ports") for role in _SIDES for setting in (
+        *(("vLLM", f"{role} {setting}", "FAIL ports") for role in SIDE_NAMES for setting in (
             *(f"options {option}=5600" for option in _PORTS.split()),
             *(f"env {name}_PORT=5600" for name in _PORT_VARIABLES.split()),
             *(f'options --kv-events-config={{"{name}": "tcp://*:5600"}}' for name in ("endpoint", "replay_endpoint")))),
         ("vLLM", 'both options --kv-events-config={"endpoint": "tcp://*:", "replay_endpoint": "tcp://*:0"}', ""),
-        *(("SGLang", f"{role} options --nccl-port=30000", "FAIL ports") for role in _SIDES)],
+        *(("SGLang", f"{role} options --nccl-port=30000", "FAIL ports") for role in SIDE_NAMES)],
     "each rank of a side channel has a port": [
         ("vLLM", f"{_RANKS.format(release, option)} | decode env VLLM_NIXL_SIDE_CHANNEL_PORT={port}", finding)
         for release, option, port, finding in (
@@ -251,7 +242,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
          "")],
     "slow settings in any case": [
         ("vLLM", f'both transfer kv_connector_extra_config={{"backends": ["{backend}"]}} | {role} env {setting}',
-         f"{verdict} slow settings") for role in _SIDES for backend, setting, verdict in (
+         f"{verdict} slow settings") for role in SIDE_NAMES for backend, setting, verdict in (
              ("UCX", "UCX_PROTO_ENABLE=Off", "FAIL"), ("UCX", "UCX_IB_GPU_DIRECT_RDMA=N", "WARN"),
              ("UCX", "UCX_RNDV_SCHEME=PUT_ppln", "WARN"), ("LIBFABRIC", "FI_PROVIDER=TCP;ofi_rxm", "WARN"),
              ("LIBFABRIC", "FI_EFA_USE_DEVICE_RDMA=False", "WARN"), ("LIBFABRIC", "FI_HMEM_DISABLE_P2P=Yes", "WARN"))],
@@ -263,7 +254,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("vLLM", f"both options --model=a/{model} | {_STATES.format(role)}", finding) for models, finding in (
             (_HYBRIDS, "WARN VLLM_SSM_CONV_STATE_LAYOUT"),
             ("Qwen3-32B Llama-3.1-Nemotron-70B Nemotron-Hx granite-4.0-small", "")) for model in models.split()
-        for role in _SIDES],
+        for role in SIDE_NAMES],
     "an engine on several hosts has GPUs elsewhere": [
         *(("vLLM", f"prefill gpus 1 | prefill options {option}=1", "") for option in _SEVERAL_HOSTS.split()),
         ("vLLM", "prefill gpus 1 | prefill options --seed=1", "FAIL GPUs")],
