@@ -126,7 +126,8 @@ def test_each_fault_of_an_agents_keys_is_reported() -> None:
         "start etcd with --max-request-bytes=16777216 and give it to this command, too; or register fewer, larger "
         "regions"
     )
-    assert list(judge_agents(agents, [], limit=100, command="cmd")) == [EtcdProblem(*problem) for problem in (
+    foreign = [key("n/\x07")]
+    assert list(judge_agents(agents, foreign, limit=100, command="cmd")) == [EtcdProblem(*problem) for problem in (
         ("split-namespace", "the namespace is split by a slash: 2 agents under /n/AGENT/, 1 agent under n/AGENT/; "
          "agents of one part never find those of another",
          "set NIXL_ETCD_NAMESPACE=/n for every agent of the deployment, and start them again", ("n/a/", "/n/a/")),
@@ -141,6 +142,8 @@ def test_each_fault_of_an_agents_keys_is_reported() -> None:
         ("other-agent", "/n/b/m holds the metadata of agent 'a': who fetches 'b' loads that one", publish_again,
          ("/n/b/m",)),
         ("bad-metadata", "no agent can load /n/b/x (0 bytes with its key): bad", publish_again, ("/n/b/x",)),
+        ("foreign-key", "n/\\x07 is in the namespace, but is not NAMESPACE/AGENT/LABEL: NIXL did not write it",
+         "if nothing of yours wrote it, `etcdctl del -- $'n/\\x07'`", ("n/\x07",)),
     )]  # fmt: skip
 
 
@@ -216,6 +219,15 @@ def test_a_group_of_nixlbench_that_may_live_is_not_dead(
     groups = nixlbench_groups([*surveyed, key("xferbench/no-folder")], "cmd")
     assert (groups.living, groups.dead, groups.notes) == (living, [], [note] if note else [])
     assert [item.sentence[: len(problem)] for item in groups.problems] == ([problem] if problem else [])
+
+
+def test_a_group_of_nixlbench_without_a_lease_and_without_ranks_is_dead() -> None:
+    keys = [key("xferbench/g//size", short=b"2"), key("xferbench/g//barrier/1", short=None)]
+    assert nixlbench_groups(keys, "cmd") == KnownGroups(0, [EtcdProblem(
+        "dead-nixlbench-group", "nixlbench's group 'g' is dead: xferbench/g//size says that 2 ranks registered, and "
+        "the lease of none is left; the next processes of this group are refused a rank, or wait 181 s",
+        "`cmd --remove-dead` prints its 2 keys", ("xferbench/g//size", "xferbench/g//barrier/1"),
+    )], [], [DeadKeys("nixlbench's group 'g'", "xferbench/g/", tuple(keys))])  # fmt: skip
 
 
 def test_a_group_of_pytest_nixl_lives_while_a_member_or_a_lease_is_there() -> None:
