@@ -249,11 +249,21 @@ def test_a_default_that_would_fail_is_doubtful_if_no_file_has_variables(tmp_path
     assert verdicts(compare_connectors(read_engine(prefill), read_engine(decode), one_host=True)) == ["FAIL ports"]
 
 
-@pytest.mark.parametrize("name", ["decode.sh", "start"])
-@pytest.mark.parametrize("start", ['[ -z "$HF_HOME" ] || cd "$HF_HOME"', "[[ -n $TRACE ]] && set -x", "echo a: b"])
-def test_a_script_that_begins_with_a_bracket_is_no_json(name: str, start: str, tmp_path: Path) -> None:
-    path = write(tmp_path, name, f"{start}\nvllm serve m --block-size 64 {NIXL}\n")
-    assert read_engine(path).launch.options["--block-size"] == ["64"]
+@pytest.mark.parametrize(
+    ("names", "start"),
+    [
+        ("a.sh start", '[ -z "$HF_HOME" ] || cd "$HF_HOME"'),
+        ("a.sh start", "[[ -n $TRACE ]] && set -x"),
+        ("a.sh start", "echo a: b"),
+        ("a.sh start", "a:b c"),
+        ("a.sh a.bash a.sbatch a.slurm a.env", "cat > f <<E\na: b\n- c: d\nE"),
+        ("start", "#!/bin/bash\ncat > f <<E\na: b\nE"),
+    ],
+)
+def test_a_script_is_neither_json_nor_yaml(names: str, start: str, tmp_path: Path) -> None:
+    for name in names.split():
+        path = write(tmp_path, name, f"{start}\nvllm serve m --block-size 64 {NIXL}\n")
+        assert read_engine(path).launch.options["--block-size"] == ["64"]
 
 
 _NONE = " starts no engine that this command reads: expected vLLM or SGLang, also under Dynamo"
@@ -306,6 +316,7 @@ _GIVEN = '{"containers": [{"name": "c", "command": ["vllm", "serve"], "args": ["
         ("words.txt", "just some words\n", _NONE),
         ("other.txt", "./start --debug\n", _NONE),
         ("broken.json", '{"kind": ', " is not JSON: Expecting value at line 1, column 10"),
+        ("open", "{'a", " is not JSON: Expecting property name enclosed in double quotes at line 1, column 2"),
         ("broken", '{"command": vllm}\n', " is not JSON: Expecting value at line 1, column 13"),
         ("deep.json", "[" * 200_000, _LONG),
         ("digits.json", f"[{'9' * 10_000}]", _LONG),
@@ -324,6 +335,10 @@ _GIVEN = '{"containers": [{"name": "c", "command": ["vllm", "serve"], "args": ["
         ("many.yaml", f"a: &a 1\nb: [{'*a,' * 101}]\n", " is YAML that cannot be read: it has more than 100 aliases"),
         ("bomb-of-merges.yaml", MERGE_BOMB, MERGED),
         ("merge.yaml", MERGE, _ADDED),
+        ("ordered.yml", yaml.safe_dump([{"b": deployment({}), "c": deployment({"name": "d"})}], sort_keys=False),
+         " starts 2 engines: choose one with FILE#NAME, NAME is o/c or o/d"),
+        ("ordered", "- a: 1\n- name: x\n  args: [{name: y, containers: [{name: z, command: vllm serve}]}]\n"
+         "- containers: [{command: [vllm, serve]}]", " starts 2 engines: choose one with FILE#NAME, NAME is y/z"),
         ("two.yaml#three", TWO, " has no 'three' that starts an engine; it has one/c or two/c"),
         ("ten.sh", "vllm serve m\n" * 10,
          " starts 10 engines: choose one with FILE#NAME, NAME is 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8 or one of 2 "

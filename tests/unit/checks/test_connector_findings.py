@@ -101,7 +101,10 @@ def pod(side: Side, name: str = "engine") -> dict[str, Any]:
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": name},
-        "spec": {"template": {"spec": {"containers": [{"name": "proxy", "image": "envoy:1"}, container]}}},
+        "spec": {
+            "replicas": side.get("replicas", 1),
+            "template": {"spec": {"containers": [{"name": "proxy", "image": "envoy:1"}, container]}},
+        },
     }
 
 
@@ -151,8 +154,10 @@ def compared(folder: Path, sides: dict[str, Side], **more: Any) -> ConnectorComp
     """Write both sides as JSON, which is read sooner, and compare them."""
     engines = []
     for role, side in sides.items():
-        (folder / f"{role}.json").write_text(json.dumps(pod(side, role)))
-        engines.append(read_engine(str(folder / f"{role}.json")))
+        path, text = folder / f"{role}.json", json.dumps(pod(side, role))
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        engines.append(read_engine(str(path)))
     return compare_connectors(*engines, **more)
 
 
@@ -173,7 +178,7 @@ def test_equal_configurations_say_so(engine: str, tmp_path: Path, capsys: pytest
     assert "PASS: prefill and decode match in all" in capsys.readouterr().out
 
 
-_DEVICES = "eth0 eno1 ens3f0 enp1s0 enx0 enP2p1s0 bond0 team0 br-ex net1 hsn0 ib0"
+_DEVICES = "eth0 eno1 ens3f0 enp1s0 enx0 enP2p1s0 bond0 team0 br-ex net1 hsn0 ib0 eth0,lo"
 _CARDS = "mlx4_0 mlx5_0:1 bnxt_re0 irdma0 hns_0 qedr0 rxe0 rdmap79s0 rocep1s0 ibp1s0 ionic_0 mana_0 efa_0"
 _RESOURCES = "rdma/x a/hca_1 a/infiniband x/ib0 a/roce a/mlnx a/mellanox a/sriov_net a/efa a/nic"
 _BETWEEN, _STORAGE = "UCX LIBFABRIC MOONCAKE UCCL GPUNETIO", "POSIX GDS GDS_MT OBJ GUSLI HF3FS INFINIA AZURE_BLOB"
@@ -207,7 +212,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "sizes are positive numbers": [
         (engine, f"{role} options {option}={size}", f"FAIL {option.replace('--dp-size', '--tp-size')}")
         for engine, options in _SIZES.items() for option in options.split() for role in SIDE_NAMES
-        for size in ("many", "0", "-1", "1.5", "\u0663", "1" * 12)],
+        for size in ("many", "0", "-1", "1.5", "\u0663")],
     "no two ports of an engine are the same": [
         *(("vLLM", f"{role} {setting}", "FAIL ports") for role in SIDE_NAMES for setting in (
             *(f"options {option}=5600" for option in _PORTS.split()),
@@ -230,7 +235,8 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         *(("vLLM", f"decode env UCX_NET_DEVICES={name} | decode env UCX_TLS={transports}", f"{verdict} UCX_NET_DEVICES")
           for name in _DEVICES.split() for transports, verdict in (("rc,cuda", "FAIL"), ("tcp,rc,cuda", "WARN"))),
         ("vLLM", "decode env UCX_NET_DEVICES=eth0 | both env UCX_TLS=tcp,cuda", "WARN UCX_TLS"),
-        ("vLLM", "decode env UCX_NET_DEVICES=gpu0", "")],
+        *(("vLLM", f"decode env UCX_NET_DEVICES={name} | decode env UCX_TLS=rc,tcp,cuda", "")
+          for name in ("gpu0", ","))],
     "an RDMA device is of no use to TCP": [
         ("vLLM", f"decode env UCX_NET_DEVICES={name} | both env UCX_TLS=tcp,cuda",
          "WARN UCX_TLS, FAIL UCX_NET_DEVICES") for name in _CARDS.split()],
@@ -287,14 +293,17 @@ def findings_of(comparison: ConnectorComparison) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("engine", SIDES)
-def test_two_sides_have_these_findings(engine: str, tmp_path: Path) -> None:
-    """Each case of ``connector_findings.txt`` begins with its engine, and has a finding a line."""
+def findings() -> list[list[str]]:
+    """Return the cases of ``connector_findings.txt``: engine and changes, and then a finding a line."""
     text = re.sub(r"(?m)^#.*\n", "", Path(__file__).with_name("connector_findings.txt").read_text())
-    cases = [case.split("\n    ") for case in re.split(r"\n(?! )", text.strip()) if case.startswith(f"{engine}: ")]
-    for changes, *expected in cases:
-        sides = planted(engine, changes.removeprefix(f"{engine}: "))
-        assert (changes, findings_of(compared(tmp_path, sides))) == (changes, expected)
+    return [case.split("\n    ") for case in re.split(r"\n(?! )", text.strip())]
+
+
+@pytest.mark.parametrize("first", range(0, len(findings()), 20))
+def test_two_sides_have_these_findings(first: int, tmp_path: Path) -> None:
+    for case, *expected in findings()[first : first + 20]:
+        engine, _, changes = case.partition(": ")
+        assert (case, findings_of(compared(tmp_path, planted(engine, changes)))) == (case, expected)
 
 
 def test_every_rule_is_on_its_page_and_says_what_to_do() -> None:
