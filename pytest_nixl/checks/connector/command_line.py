@@ -80,6 +80,8 @@ _LISTS = frozenset({"--connector"})
 _TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 #: Names of images whose entry point is the engine, so that the container has only its options.
 _IMAGES = {"vllm-openai": "vLLM", "vllm": "vLLM", "sglang": "SGLang"}
+#: Options of ``docker run`` whose values may be named like an image.
+_NAMES = frozenset({"--name", "--entrypoint", "--hostname", "-h", "--network", "--network-alias"})
 
 
 class ScriptError(ValueError):
@@ -560,8 +562,9 @@ def _container_launches(words: Sequence[str], script: str) -> list[Launch]:
     """
     if PurePosixPath(words[0]).name not in ("docker", "podman", "nerdctl") or "run" not in words[:3]:
         return []
-    images = (number for number, word in enumerate(words) if _image_name(word) in _IMAGES)
-    place = next((number for number in images if words[number + 1 : number + 2] != ["serve"]), None)
+    options = takewhile(lambda number: _launch(words[number : number + 2], {}, "") is None, range(2, len(words)))
+    images = (number for number in options if _image_name(words[number]) in _IMAGES)
+    place = next((number for number in images if words[number - 1] not in _NAMES), None)
     before = words[:place]
     assignments = [*_values(before, "-e"), *_values(before, "--env")]
     environment = {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, assignments) if match is not None}

@@ -102,10 +102,11 @@ _READ: list[tuple[str, list[dict[str, Any]]]] = [
     *((f"{program} {image} --tp 1", [{**engine, "options": {"--tp": ["1"]}, "image": image, "place": 1}])
       for program in ("docker run", "podman --remote run", "/bin/nerdctl run --entrypoint=", "docker compose run")
       for image, engine in (("vllm", {}), ("a/vllm-openai:1", {}), ("sglang@b:0", {"engine": "SGLang"}))),
-    ("docker run --entrypoint python3 x/vllm:1 -m sglang.launch_server --tp 1",
-     [{"engine": "SGLang", "options": {"--tp": ["1"]}, "image": "x/vllm:1", "place": 1}]),
-    ("A=1; docker run -e B=2 own:1 vllm serve m; docker run -e C=3 own:1 sh -c 'vllm serve n'",
-     [{"model": "m", "environment": {"A": "$(A)", "B": "2", "C": "$(C)"}, "place": 1},
+    ("docker run --name vllm -h vllm --network vllm --entrypoint sglang x/vllm:1 serve --tp 1 --served-model-name vllm",
+     [{"engine": "SGLang", "options": {"--tp": ["1"], "--served-model-name": ["vllm"]}, "image": "x/vllm:1",
+       "place": 1}]),
+    ("A=1; docker run -e B=2 own:1 vllm serve m -x vllm; docker run -e C=3 own:1 sh -c 'vllm serve n'",
+     [{"options": {"-x": ["vllm"]}, "model": "m", "environment": {"A": "$(A)", "B": "2", "C": "$(C)"}, "place": 1},
       {"model": "n", "environment": {"A": "$(A)", "B": "$(B)", "C": "3"}, "place": 2}]),
     ("docker run other:1 --tp 1", []),
     ("docker pull vllm --tp 1", []),
@@ -233,11 +234,13 @@ def test_the_engines_of_a_container_are_read(
         ("$(A)" + "x" * 4092, "1" + "x" * 4092, "1" + "x" * 4092),
         # The values have at most 4,096 characters together.
         ("$L$L$A", "y" * 4000 + "$L$A", "$L$L$A"),
+        ("$L$M", "y" * 4000 + "z" * 96, "$L$M"),
+        ("$L$M1$A", "y" * 4000 + "$M1$A", "$L$M1$A"),
     ],
     ids=str.__len__,
 )
 def test_references_are_replaced_once(text: str, by_shell: str, by_kubernetes: str) -> None:
-    environment = {"A": "1", "L": "y" * 4000}
+    environment = {"A": "1", "L": "y" * 4000, "M": "z" * 96, "M1": "z" * 97}
     assert [expand(text, environment, shell=shell) for shell in (True, False)] == [by_shell, by_kubernetes]
 
 
