@@ -83,6 +83,13 @@ _LAUNCH = {"options": {"--port": ["1"], "--enforce-eager": [""]}, "model": "m",
               "size": size, key: {"spec": {"containers": [_CONTAINER]}}}}}, PodResources({}, 2, several_nodes=size > 1))
           for key in ("leaderTemplate", "workerTemplate") for size in (1, 2)),
         ({**deployment({}), "template": {"spec": {}}}, PodResources({})),
+        # What has not the form of Kubernetes says nothing.
+        ({"metadata": {"name": "o"}, "replicas": "2", "leaderWorkerTemplate": {
+            "size": "2", "leaderTemplate": {"spec": {"containers": [1, _CONTAINER]}}, "workerTemplate": 1}},
+         PodResources({})),
+        (deployment({"securityContext": 1, "resources": {"limits": 1, "x": {"custom": "n"}}},
+                    volumes=["x", {"hostPath": "/dev/infiniband"}, {"hostPath": {}}]), PodResources({})),
+        (deployment({"resources": 1}, volumes=1, resourceClaims=[]), PodResources({})),
         ({"metadata": {"name": "o"}, "multinode": {"nodes": 2}, "template": {"spec": {"containers": [_CONTAINER]}}},
          PodResources({}, several_nodes=True)),
     ],
@@ -135,6 +142,14 @@ def test_an_object_of_each_kind_is_read_whole(tmp_path: Path) -> None:
         reads(path, {key: {"kv_connector": "X"}}, options=transfer, has_options=False, has_environment=False)
         reads(path, {key: {"kv_connector": "X"}, "model": "m"}, options={**transfer, "--model": ["m"]},
               has_environment=False)  # fmt: skip
+    place = (str(path), 0)
+    reads(path, {"containers": [{"image": "vllm", "args": "--a 'b c'", "env": 1, "envFrom": ["x"]}]}, image="vllm",
+          pod=place, resources=PodResources({}), options={"--a": ["b c"]})  # fmt: skip
+    reads(path, {"containers": [{"name": "n", "command": ["vllm", "serve"], "args": 1}]}, names=("n",), pod=place,
+          resources=PodResources({}), script="vllm serve")  # fmt: skip
+    reads(path, {"services": {"W": {"extraPodSpec": {"mainContainer": main}}}}, names=("W",), image="vllm-runtime:1",
+          resources=PodResources({"nvidia.com/gpu": 1}), dynamo=True, options={"--model": ["m"]},
+          environment={"B": "2"}, script="python3 -m dynamo.vllm --model m")  # fmt: skip
     unknown = {"apiVersion": "a.b/v1", "kind": "Thing\x1b", "metadata": {"name": "t"}, "spec": {}}
     reads(path, unknown, names=("t",), engine="", launcher="Thing\\x1b", has_options=False, has_environment=False)
     for version in ("apps/v1", "a.k8s.io/v1", "v1"):
