@@ -39,11 +39,9 @@ def image(pair: SidePair, field: str) -> Mismatch | None:
         return unknown
     if prefill == decode:
         return undecided("a tag that moves may have given them different releases", "name one release of the image")
-    if "@" in prefill and "@" in decode and prefill.rpartition("@")[2] == decode.rpartition("@")[2]:
+    if _tag(prefill) == _tag(decode) and ("@" in prefill or _name(prefill) == _name(decode)):
         return None
     if _name(prefill) == _name(decode):
-        if _tag(prefill) == _tag(decode):
-            return None
         return Mismatch("they must have the same release of the engine and of NIXL")
     return undecided("they may have different releases of the engine and of NIXL")
 

@@ -209,11 +209,11 @@ def net_devices(pair: SidePair, field: str) -> Mismatch | None:
         names = [part.strip() for part in devices.text.split(",") if part.strip()]
         if names == ["lo"] and not pair.one_host:
             return Mismatch("the sides are on different hosts, which the device lo does not connect")
-        listed = transport_families(allowed.text) if allowed.is_set else frozenset()
+        listed = transport_families(allowed.text)
         is_decided = listed == {"tcp"} or not uses_ucx(side) or _lacks_rdma(side)
         if names and all(map(_is_interface, names)) and not is_decided:
             over_tcp.append(name)
-        if not allowed.is_set or allowed.text.startswith("^") or not names or "all" in names:
+        if allowed.text.startswith("^") or not names or "all" in names:
             continue
         local = {"sm", "shm", "posix", "sysv", "cma", "knem", "xpmem"} & set(allowed.text.split(","))
         are_rdma = [bool(_RDMA_DEVICE.fullmatch(part)) for part in names]

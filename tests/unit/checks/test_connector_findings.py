@@ -454,6 +454,8 @@ def test_json_has_each_field_and_each_slow_path_once(tmp_path: Path, capsys: pyt
             "remedy": "give both sides the same --model",
             "source": "vLLM kv_connector/v1/nixl/metadata.py (compute_nixl_compatibility_hash)",
             } in report["fields"]  # fmt: skip
+    [passed] = [field for field in report["fields"] if field["field"] == "engine_id"]
+    assert (passed["verdict"], passed["prefill"], passed["decode"]) == ("PASS", "prefill", "decode")
 
 
 def test_secrets_and_control_characters_are_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
