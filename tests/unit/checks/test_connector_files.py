@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pytest_nixl.checks.connector.comparison import ConnectorComparison, compare
 from pytest_nixl.checks.connector.containers import ConfiguredEngine, PodResources, read_engine
 from pytest_nixl.model.verdicts import Verdict
 
-DUMPS = {"json": json.dumps, "yaml": yaml.safe_dump}
+DUMPS: dict[str, Callable[[Any], str]] = {"json": json.dumps, "yaml": yaml.safe_dump}
 NIXL = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
 
 

@@ -210,9 +210,10 @@ _STATES = "both release v0.33.0 | both env VLLM_SSM_CONV_STATE_LAYOUT=DS | {} en
 ROWS: dict[str, list[tuple[str, str, str]]] = {
     # SGLang divides its TP by its DP.
     "sizes are positive numbers": [
-        (engine, f"{role} options {option}={size}", f"FAIL {option.replace('--dp-size', '--tp-size')}")
-        for engine, options in _SIZES.items() for option in options.split() for role in SIDE_NAMES
-        for size in ("many", "0", "-1", "1.5", "\u0663")],
+        *((engine, f"{role} options {option}=0", f"FAIL {option.replace('--dp-size', '--tp-size')}")
+          for engine, options in _SIZES.items() for option in options.split() for role in SIDE_NAMES),
+        *(("vLLM", f"decode options --block-size={size}", "FAIL --block-size")
+          for size in ("x", "-1", "1.5", "\u0663"))],
     "no two ports of an engine are the same": [
         *(("vLLM", f"{role} {setting}", "FAIL ports") for role in SIDE_NAMES for setting in (
             *(f"options {option}=5600" for option in _PORTS.split()),
@@ -232,8 +233,8 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         for names, finding in ((_BETWEEN, ""), (_STORAGE, "FAIL SGLANG_DISAGGREGATION_NIXL_BACKEND"))
         for name in names.split()],
     "a network interface is not an RDMA device": [
-        *(("vLLM", f"decode env UCX_NET_DEVICES={name} | decode env UCX_TLS={transports}", f"{verdict} UCX_NET_DEVICES")
-          for name in _DEVICES.split() for transports, verdict in (("rc,cuda", "FAIL"), ("tcp,rc,cuda", "WARN"))),
+        *(("vLLM", f"decode env UCX_NET_DEVICES={name}", "FAIL UCX_NET_DEVICES") for name in _DEVICES.split()),
+        ("vLLM", "decode env UCX_NET_DEVICES=eth0 | decode env UCX_TLS=tcp,rc,cuda", "WARN UCX_NET_DEVICES"),
         ("vLLM", "decode env UCX_NET_DEVICES=eth0 | both env UCX_TLS=tcp,cuda", "WARN UCX_TLS"),
         *(("vLLM", f"decode env UCX_NET_DEVICES={name} | decode env UCX_TLS=rc,tcp,cuda", "")
           for name in ("gpu0", ","))],
@@ -257,10 +258,11 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         for models, finding in ((_WINDOWS, "FAIL --tp-size"), ("Qwen/Qwen3-32B a/my-xgpt-oss a/gemma-42b", ""))
         for model in models.split()],
     "Mamba hybrids need their layout of states": [
-        ("vLLM", f"both options --model=a/{model} | {_STATES.format(role)}", finding) for models, finding in (
-            (_HYBRIDS, "WARN VLLM_SSM_CONV_STATE_LAYOUT"),
-            ("Qwen3-32B Llama-3.1-Nemotron-70B Nemotron-Hx granite-4.0-small", "")) for model in models.split()
-        for role in SIDE_NAMES],
+        ("vLLM", f"both options --model=a/{model} | {_STATES.format(role)}", finding) for models, role, finding in (
+            (_HYBRIDS, "decode", "WARN VLLM_SSM_CONV_STATE_LAYOUT"),
+            ("LFM2-8B", "prefill", "WARN VLLM_SSM_CONV_STATE_LAYOUT"),
+            ("Qwen3-32B Llama-3.1-Nemotron-70B Nemotron-Hx granite-4.0-small", "decode", ""))
+        for model in models.split()],
     "an engine on several hosts has GPUs elsewhere": [
         *(("vLLM", f"prefill gpus 1 | prefill options {option}=1", "") for option in _SEVERAL_HOSTS.split()),
         ("vLLM", "prefill gpus 1 | prefill options --seed=1", "FAIL GPUs")],

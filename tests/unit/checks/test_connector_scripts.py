@@ -139,7 +139,7 @@ _READ: list[tuple[str, list[dict[str, Any]]]] = [
      [{"options": {"--port": [p]}, "model": q, "environment": {"p": p, "q": q}} for p in "12" for q in "ab"]),
     ('P="1 2"; for p in $P 3; do A=$p vllm serve m; done',
      [{"model": "m", "environment": {"P": "1 2", "A": p, "p": p}} for p in "123"]),
-    ("for p in $(seq 2); do vllm serve m --port $p; done", [{"options": {"--port": ["$p"]}, "model": "m"}]),
+    ("for p in 1 $(seq 2); do vllm serve m --port $p; done", [{"options": {"--port": ["$p"]}, "model": "m"}]),
     ("while x; do for p in 1 2; do vllm serve m --port $p; done; done; vllm serve n",
      [*({"options": {"--port": [p]}, "model": "m", "environment": {"p": p}} for p in "12"),
       {"model": "n", "environment": {"p": "2"}}]),
