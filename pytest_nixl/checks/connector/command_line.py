@@ -515,14 +515,20 @@ def _launch(words: Sequence[str], environment: Mapping[str, str], script: str) -
     return None
 
 
+def printed_command(word: str) -> str:
+    """Return a word that a command prints as the script has it, with blanks for its quotation marks and operators."""
+    text = word.replace("\u00a0", " ")
+    return f"$({text[2:-1]})" if text != word and text.startswith("${") else text
+
+
 def _unknown_words(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words that may be any options: arrays of the shell, and references where no value can stand."""
+    """Yield the words that may be any options: arrays, and references and commands where no value can stand."""
     for place, word in enumerate(words):
         follows_option = place > 0 and re.match(r"--?[A-Za-z][^=]*$", words[place - 1]) is not None
         if _ARRAY.fullmatch(word) or (place > 0 and not follows_option and _REFERENCE.fullmatch(word)):
             yield re.sub(r"\$\{(\w+)\[.*", r"$\1", word)
         elif place > 0 and not follows_option and word.startswith(("$", "`")) and "\u00a0" in word:
-            yield "what a command prints"
+            yield printed_command(word)
 
 
 def _serves(words: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ from pytest_nixl.checks.connector.command_line import (
     expand,
     is_resolved,
     launches,
+    printed_command,
     script_launches,
     split_commands,
 )
@@ -411,7 +412,7 @@ def _without_unknown_options(engine: ConfiguredEngine) -> ConfiguredEngine:
     launch = engine.launch
     unknown = [name for name in _JSON_OPTIONS if launch.options.get(name) and not is_resolved(launch.options[name][-1])]
     values = ((name, launch.options[name][-1]) for name in unknown)
-    words = [*launch.unknown, *(value if value.startswith("$") and value.isascii() else name for name, value in values)]
+    words = [*launch.unknown, *(printed_command(value) if value.startswith("$") else name for name, value in values)]
     if not words:
         return engine
     options = {name: values for name, values in launch.options.items() if name not in unknown}

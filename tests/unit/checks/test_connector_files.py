@@ -195,8 +195,9 @@ def test_each_engine_of_a_container_is_read(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path, "both.json", json.dumps(document))
     engines = [read_engine(f"{path}#c/{number}") for number in (1, 2)]
     assert [(engine.launch.model, engine.launch.options) for engine in engines] == [
-        ("a", {"--port": ["1"]}), ("b", {"--port": ["2"]}),
-    ]  # fmt: skip
+        ("a", {"--port": ["1"]}),
+        ("b", {"--port": ["2"]}),
+    ]
     assert compare_connectors(*engines).pair.one_host
     last = {"pod": "o/c/{}", "Compose": "c/{}", "Dynamo": "o/c/{}"}[kind]
     names = " or ".join(last.format(number) for number in (1, 2))
@@ -232,12 +233,11 @@ def test_options_in_a_file_beside_the_script_are_read(
     ("words", "sources", "options"),
     [
         ("$ARGS --port 1", ("options of $ARGS",), {"--port": ["1"]}),
-        ("--port 1 $(cat args)", ("options of what a command prints",), {"--port": ["1"]}),
+        ("--port 1 $(cat args)", ("options of $(cat args)",), {"--port": ["1"]}),
         ("--kv-transfer-config $KV --port 1", ("options of $KV",), {"--port": ["1"]}),
         *((f"{option} '{{\"a\": \"$(R)\"}}' --port 1", (f"options of {option}",), {"--port": ["1"]})
           for option in ("--kv-transfer-config", "--speculative-config", "-sc", "--attention-config", "-ac")),
-        ('--kv-transfer-config "$(cat \'a b\')" $X',
-         ("options of $X", "options of --kv-transfer-config"), {}),
+        ('--kv-transfer-config "$(make_config \'b\')" $X', ("options of $X", "options of $(make_config  b )"), {}),
         ("--seed '$(R)'", (), {"--seed": ["$(R)"]}),
         ('--engine-config-json \'{"a_b": 1, "c": true, "d": false, "e": null, "f": "x"}\' --c 2', (),
          {"--a-b": ["1"], "--c": ["2"], "--f": ["x"], "--engine-config-json": [

@@ -77,7 +77,7 @@ _READ: list[tuple[str, list[dict[str, Any]]]] = [
                    "--host": ["${c\u00a0\u00a0d\u00a0\u00a0\u00a0}\u00a0}"], "--x": ["1"]}, "model": "m"}]),
     ('vllm serve m --port=1 $A -x $B ${C[@]} "${D[*]}" $@ --y=$E $(cat f) `cat f` $A',
      [{"options": {"--port": ["1"], "-x": ["$B"], "--y": ["$E"]}, "model": "m",
-       "unknown": ("$A", "$C", "$D", "$@", "what a command prints")}]),
+       "unknown": ("$A", "$C", "$D", "$@", "$(cat f)", "`cat f`")}]),
     ("vllm serve $(cat f) --x 1", [{"options": {"--x": ["1"]}, "model": "${cat\u00a0f}"}]),
     ("cat x | xargs vllm serve m $A", [{"model": "m", "unknown": ("what xargs reads", "$A")}]),
     ('vllm serve m $A "${B[@]}" --port $PORT "$@" $A ${C[*]:1} ${@:2}',

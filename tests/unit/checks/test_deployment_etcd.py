@@ -98,8 +98,9 @@ def test_planted_faults_are_named_among_thousands_of_keys(
     report = json.loads(capsys.readouterr().out)
     assert [problem["kind"] for problem in report["problems"]] == list(PLANTED)
     assert [problem["finding"] for problem in report["problems"] if problem["finding"]] == [
-        "NIXL-ETCD-NAMESPACE-SLASH", "NIXL-ETCD-OVERSIZE"
-    ]  # fmt: skip
+        "NIXL-ETCD-NAMESPACE-SLASH",
+        "NIXL-ETCD-OVERSIZE",
+    ]
     assert (len(report["agents"]), report["agents"][1200]["labels"]) == (1206, ["metadata", "two\\nlines"])
 
 

@@ -101,9 +101,10 @@ def test_agents_are_read_from_keys_of_nixls_form() -> None:
     keys = [key("/n//a/", 3), key("/n//a/l/m", 5, lease=7), key("n/a/x", size=None), key("/n/a"), key("/nn/a/x")]
     agents, foreign = NamespaceName("n").agents(keys)
     assert agents == [
-        PublishedAgent("/n/", "a", (keys[0],)), PublishedAgent("/n/", "a/l", (keys[1],)),
+        PublishedAgent("/n/", "a", (keys[0],)),
+        PublishedAgent("/n/", "a/l", (keys[1],)),
         PublishedAgent("n", "a", (keys[2],)),
-    ]  # fmt: skip
+    ]
     assert foreign == keys[3:]
     agent = PublishedAgent("/n/", "a", tuple(keys[:2]))
     assert (agent.prefix, agent.labels, agent.size, agent.written, agent.leased) == ("/n//a/", ("l/m",), 200, 5, True)
@@ -300,9 +301,10 @@ def test_what_an_etcd_does_not_report_is_a_note() -> None:
     statuses = {f"http://e{at}:1": status(at, quota=quota) for at, quota in enumerate((300, 200, None))}
     members = [ListedMember(number, "", False) for number in range(4)]
     counters = {
-        "etcd_server_quota_backend_bytes": 500.0, "etcd_server_leader_changes_seen_total": 2.0,
+        "etcd_server_quota_backend_bytes": 500.0,
+        "etcd_server_leader_changes_seen_total": 2.0,
         "etcd_debugging_mvcc_compact_revision": -1.0,
-    }  # fmt: skip
+    }
 
     def read(**answers: Any) -> EtcdState:
         defaults = {"each_status": lambda: statuses, "listed": lambda: members, "alarms": lambda: (),
