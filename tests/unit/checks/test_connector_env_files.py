@@ -119,6 +119,11 @@ def test_the_env_files_of_docker_run_are_read_to_the_letter(tmp_path: Path) -> N
     engine = read_engine(str(path))
     assert engine.launch.environment == {"UCX_TLS": " rc", "HF_HOME": "/a", "VLLM_KV_CACHE_LAYOUT": "HND"}
     assert (engine.launch.has_environment, engine.unread) == (False, ("env file c.env",))
+    path.write_text(run.replace("a.env", "c.env").format("b.env"))
+    engine = read_engine(str(path))
+    assert engine.launch.environment == {"HF_HOME": "/b", "VLLM_KV_CACHE_LAYOUT": "HND"}
+    assert (engine.launch.has_environment, engine.unread) == (False, ("env file c.env",))
+    path.write_text(run.format("b.env"))
     (tmp_path / "a.env").write_text("UCX_TLS = rc\n")
     with pytest.raises(ValueError, match=r"run\.sh: a\.env: docker run refuses the name 'UCX_TLS ', which has a blank"):
         read_engine(str(path))

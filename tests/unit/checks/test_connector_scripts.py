@@ -245,9 +245,9 @@ def test_references_are_replaced_once(text: str, by_shell: str, by_kubernetes: s
 
 
 def test_a_script_has_bounds() -> None:
-    for turns, engines in ((32, 32), (33, 1)):
-        words = " ".join(map(str, range(turns)))
-        assert len(script_launches(f"for i in {words}; do vllm serve m; done", {})) == engines
+    for turns, engines in (((32,), 32), ((33,), 1), ((20, 13), 21)):
+        loops = [f"for i in {'x ' * number}; do vllm serve m; done" for number in turns]
+        assert len(script_launches("; ".join(loops), {})) == engines
     for calls, value in ((31, "2"), (32, "1")):
         [launch] = script_launches(f"run() {{ A=$1; }}\n{'run 1; ' * calls}run 2; vllm serve m", {})
         assert launch.environment == {"A": value}
