@@ -80,6 +80,8 @@ _LISTS = frozenset({"--connector"})
 _TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 #: Names of images whose entry point is the engine, so that the container has only its options.
 _IMAGES = {"vllm-openai": "vLLM", "vllm": "vLLM", "sglang": "SGLang"}
+#: Options of ``docker run`` whose values may be named like an image.
+_NAMES = frozenset({"--name", "--entrypoint", "--hostname", "-h", "--network", "--network-alias"})
 
 
 class ScriptError(ValueError):
@@ -513,12 +515,20 @@ def _launch(words: Sequence[str], environment: Mapping[str, str], script: str) -
     return None
 
 
+def printed_command(word: str) -> str:
+    """Return a word that a command prints as the script has it, with blanks for its quotation marks and operators."""
+    text = word.replace("\u00a0", " ")
+    return f"$({text[2:-1]})" if text != word and text.startswith("${") else text
+
+
 def _unknown_words(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words that may be any options: arrays of the shell, and references where no value can stand."""
+    """Yield the words that may be any options: arrays, and references and commands where no value can stand."""
     for place, word in enumerate(words):
         follows_option = place > 0 and re.match(r"--?[A-Za-z][^=]*$", words[place - 1]) is not None
         if _ARRAY.fullmatch(word) or (place > 0 and not follows_option and _REFERENCE.fullmatch(word)):
-            yield re.sub(r"^\$\{(\w+)\[.*$", r"$\1", word)
+            yield re.sub(r"\$\{(\w+)\[.*", r"$\1", word)
+        elif place > 0 and not follows_option and word.startswith(("$", "`")) and "\u00a0" in word:
+            yield printed_command(word)
 
 
 def _serves(words: Sequence[str]) -> bool:
@@ -552,19 +562,26 @@ def _by_option(words: Sequence[str], environment: Mapping[str, str], script: str
 
 
 def _container_launches(words: Sequence[str], script: str) -> list[Launch]:
-    """Return the engines that ``docker run`` starts, with the variables of its container."""
+    """Return the engines that ``docker run`` starts, with the variables of its container.
+
+    The program of an image whose entry point is not known is one of the words, such as ``vllm serve``.
+    """
     if PurePosixPath(words[0]).name not in ("docker", "podman", "nerdctl") or "run" not in words[:3]:
         return []
-    place = next((number for number, word in enumerate(words) if _image_name(word) in _IMAGES), None)
-    if place is None:
-        return []
+    options = takewhile(lambda number: _launch(words[number : number + 2], {}, "") is None, range(2, len(words)))
+    images = (number for number in options if _image_name(words[number]) in _IMAGES)
+    place = next((number for number in images if words[number - 1] not in _NAMES), None)
     before = words[:place]
     assignments = [*_values(before, "-e"), *_values(before, "--env")]
     environment = {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, assignments) if match is not None}
-    program = [value for value in _values(before, "--entrypoint") if value]
-    started = launches([*program[-1:], *words[place + 1 :]], environment, words[place])
     env_files = tuple(_values(before, "--env-file"))
-    return [replace(launch, script=script, image=words[place], env_files=env_files) for launch in started]
+    image = "" if place is None else words[place]
+    if place is None:
+        started = _launches(words, environment, script) or _nested_launches(words, environment)
+    else:
+        program = [value for value in _values(before, "--entrypoint") if value]
+        started = launches([*program[-1:], *words[place + 1 :]], environment, image)
+    return [replace(launch, script=script, image=image, env_files=env_files) for launch in started]
 
 
 def _values(words: Sequence[str], option: str) -> list[str]:

@@ -18,6 +18,7 @@ from pytest_nixl.checks.connector.command_line import (
     expand,
     is_resolved,
     launches,
+    printed_command,
     script_launches,
     split_commands,
 )
@@ -138,7 +139,7 @@ def _engines(path: str, text: str) -> Iterator[ConfiguredEngine]:
         yield from _of_documents(path, [parse_json(path, text)])
     elif text.lstrip()[:1] in ("{", "["):
         yield from _of_json_or_script(path, text)
-    elif path.endswith((".yaml", ".yml")) or re.search(r"(?m)^(?:- )?[A-Za-z][\w-]*:(?:\s|$)", text):
+    elif path.endswith((".yaml", ".yml")) or re.search(r"(?m)^(?:- )?[A-Za-z][\w-]*:\s", text):
         yield from _of_documents(path, parse_yaml(path, text))
     else:
         yield from _of_text(path, text)
@@ -410,7 +411,8 @@ def _without_unknown_options(engine: ConfiguredEngine) -> ConfiguredEngine:
     """Drop JSON options whose value the file does not contain, and say so, as of words that may be any option."""
     launch = engine.launch
     unknown = [name for name in _JSON_OPTIONS if launch.options.get(name) and not is_resolved(launch.options[name][-1])]
-    words = [*launch.unknown, *(launch.options[name][-1] for name in unknown)]
+    values = ((name, launch.options[name][-1]) for name in unknown)
+    words = [*launch.unknown, *(printed_command(value) if value.startswith("$") else name for name, value in values)]
     if not words:
         return engine
     options = {name: values for name, values in launch.options.items() if name not in unknown}

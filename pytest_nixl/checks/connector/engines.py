@@ -115,12 +115,12 @@ def _transfer(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
     if not given and source.launch.dynamo and "nixl" in listed.replace(",", " ").split():
         given = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}  # dynamo.vllm before --kv-transfer-config
     extra = _object(given.get("kv_connector_extra_config"))
-    nested = extra.get("connectors")
-    wrapper = str(given.get("kv_connector"))
-    wraps = wrapper in _WRAPPERS and isinstance(nested, list)
+    wrapper, connectors = str(given.get("kv_connector")), extra.get("connectors")
+    nested = connectors if wrapper in _WRAPPERS and isinstance(connectors, list) else None
+    wraps = nested is not None
     yield "kv_transfer_config", _text(" ".join(sorted(map(str, given))), "", readable)
     yield "wrapping connector", FieldValue(wrapper if wraps else "", is_set=wraps, is_readable=readable)
-    inner = [part for part in nested if isinstance(part, dict)] if wraps and isinstance(nested, list) else []
+    inner = [part for part in nested or () if isinstance(part, dict)]
     names = [str(part.get("kv_connector")) for part in inner]
     unread = [
         name for part, name in zip(inner, names, strict=True) if _kind(part) == UNREAD and name not in OTHER_CONNECTORS

@@ -39,11 +39,9 @@ def image(pair: SidePair, field: str) -> Mismatch | None:
         return unknown
     if prefill == decode:
         return undecided("a tag that moves may have given them different releases", "name one release of the image")
-    if "@" in prefill and "@" in decode and prefill.rpartition("@")[2] == decode.rpartition("@")[2]:
+    if _tag(prefill) == _tag(decode) and ("@" in prefill or _name(prefill) == _name(decode)):
         return None
     if _name(prefill) == _name(decode):
-        if _tag(prefill) == _tag(decode) and "@" not in prefill + decode:
-            return None
         return Mismatch("they must have the same release of the engine and of NIXL")
     return undecided("they may have different releases of the engine and of NIXL")
 
@@ -160,7 +158,7 @@ def _members(text: str) -> frozenset[Endpoint | str]:
     found: set[Endpoint | str] = set()
     for part in filter(None, re.split("[,;]", text.strip())):
         try:
-            read = parse_endpoint(re.sub("^(?:nats|tls)://", "http://", part.strip().rstrip("/")))
+            read = parse_endpoint(part.strip().rstrip("/").removeprefix("nats://").removeprefix("tls://"))
             found.add(Endpoint(read.scheme, read.host.lower().rstrip("."), read.port))
         except ValueError:
             found.add(part)
@@ -221,10 +219,11 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def _allowed(text: str) -> UcxTransports:
+    parts = [part.removeprefix("\\") for part in text.removeprefix("^").split(",")]
     return UcxTransports(
         without=text.startswith("^"),
-        names=tuple(name for name in re.sub(r":aux\b|[\^\\]", "", text).split(",") if name),
-        auxiliary=frozenset(re.findall(r"([^,^\\]+):aux\b", text)),
+        names=tuple(filter(None, (part.removesuffix(":aux") for part in parts))),
+        auxiliary=frozenset(part.removesuffix(":aux") for part in parts if part.endswith(":aux")),
         has_rdma=True,
         efa_only=False,
         has_gpu=True,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
+from math import prod
 from typing import NamedTuple
 
 from pytest_nixl.checks.connector.containers import OPTIONS_OF
@@ -145,10 +146,12 @@ def _side_channel_ports(side: EngineSide) -> int:
     sizes = [local or side.values["--data-parallel-size"].text]
     if older_than(side, "vllm", "0.12.0"):
         sizes.append(side.values["--tensor-parallel-size"].text)
-    product = 1
-    for size in sizes:
-        product *= int(size) if size.isascii() and size.isdigit() and len(size) < 5 else 1
-    return max(product, 1)
+    return max(_product(sizes), 1)
+
+
+def _product(sizes: Iterable[str]) -> int:
+    """Return the product of the sizes; one that is not a number counts as 1."""
+    return prod(int(size) for size in sizes if size.isascii() and size.isdigit())
 
 
 def _event_ports(name: str, side: EngineSide) -> Iterator[OpenPort]:
@@ -206,11 +209,11 @@ def net_devices(pair: SidePair, field: str) -> Mismatch | None:
         names = [part.strip() for part in devices.text.split(",") if part.strip()]
         if names == ["lo"] and not pair.one_host:
             return Mismatch("the sides are on different hosts, which the device lo does not connect")
-        listed = transport_families(allowed.text) if allowed.is_set else frozenset()
+        listed = transport_families(allowed.text)
         is_decided = listed == {"tcp"} or not uses_ucx(side) or _lacks_rdma(side)
         if names and all(map(_is_interface, names)) and not is_decided:
             over_tcp.append(name)
-        if not allowed.is_set or allowed.text.startswith("^") or not names or "all" in names:
+        if allowed.text.startswith("^") or not names or "all" in names:
             continue
         local = {"sm", "shm", "posix", "sysv", "cma", "knem", "xpmem"} & set(allowed.text.split(","))
         are_rdma = [bool(_RDMA_DEVICE.fullmatch(part)) for part in names]
@@ -294,11 +297,7 @@ def _needed_gpus(side: EngineSide) -> int:
         ),
         "SGLang": ("--tp-size", "--pp-size"),
     }.get(side.engine, ())
-    product = 1
-    for name in names:
-        text = side.values[name].text
-        product *= int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 1
-    return product
+    return _product(side.values[name].text for name in names)
 
 
 def metadata_stores(pair: SidePair, field: str) -> Mismatch | None:

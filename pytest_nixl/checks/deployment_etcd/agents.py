@@ -45,7 +45,7 @@ class PublishedAgent:
     def size(self) -> int | None:
         """The bytes of all its keys and values; None if a value was not read."""
         sizes = [key.size for key in self.keys]
-        return None if None in sizes else sum(size or 0 for size in sizes)
+        return None if None in sizes else sum(filter(None, sizes))
 
     @property
     def written(self) -> int:

@@ -152,11 +152,11 @@ def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[Surve
     :raises EtcdError: if etcd does not answer, or this user may not read the namespace as it is spelled.
     """
     first_prefix, *more_prefixes = namespace.prefixes
-    first = survey(client, [first_prefix], values=True, matches=namespace.has)
+    first = survey(client, first_prefix, values=True, matches=namespace.has)
     keys, unread = list(first.keys), []
     for prefix in more_prefixes:
         try:
-            keys += survey(client, [prefix], values=True, matches=namespace.has).keys
+            keys += survey(client, prefix, values=True, matches=namespace.has).keys
         except EtcdError as error:
             if error.cause != "denied":
                 raise
@@ -169,7 +169,7 @@ def _groups(
 ) -> KnownGroups:
     """Judge the groups under a prefix, unless this user may not read them."""
     try:
-        keys = survey(client, [prefix], values=prefix == NIXLBENCH).keys
+        keys = survey(client, prefix, values=prefix == NIXLBENCH).keys
     except EtcdError as error:
         if error.cause != "denied":
             raise

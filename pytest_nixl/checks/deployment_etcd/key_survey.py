@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pytest_nixl.core.errors import NixlPluginError
@@ -29,7 +29,7 @@ _LENGTH = 8
 _MOST_BACKENDS = 64
 _ADDRESS = re.compile(rb"(?P<host>[0-9.]{7,15}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})\0*")
 
-#: The most keys that are read of one prefix, and the most bytes of values that are read altogether.
+#: The most keys, and the most bytes of values, that are read of one prefix.
 MOST_KEYS, MOST_BYTES = 500_000, 1 << 30
 #: The largest page, the first page with values, and the number of bytes that a page with values aims at.
 _PAGE, _FIRST_PAGE, _PAGE_BYTES = 1000, 16, 4 << 20
@@ -138,7 +138,7 @@ class SurveyedKey:
 
 @dataclass(frozen=True)
 class SurveyedKeys:
-    """The keys under some prefixes, sorted by key.
+    """The keys under a prefix, sorted by key.
 
     :param revision: revision of the etcd before the first of them was read.
     """
@@ -174,9 +174,9 @@ def pages(
 
 
 def survey(
-    client: EtcdClient, prefixes: Sequence[str], *, values: bool, matches: Callable[[str], bool] = lambda key: True
+    client: EtcdClient, prefix: str, *, values: bool, matches: Callable[[str], bool] = lambda key: True
 ) -> SurveyedKeys:
-    """Read the keys under some prefixes, of which none begins with another.
+    """Read the keys under a prefix.
 
     :param values: whether to read sizes and values, too.
     :param matches: whether a key is kept; keys that are not are counted in no result.
@@ -185,22 +185,21 @@ def survey(
     keys_by_name: dict[str, SurveyedKey] = {}
     revision = 0
     deadline = time.monotonic() + MOST_SECONDS
-    for prefix in prefixes:
-        for page in pages(client, prefix, keys_only=True, deadline=deadline):
-            revision = revision or page.revision
-            keys_by_name |= {item.key: SurveyedKey.of(item) for item in page.items if matches(item.key)}
-            if len(keys_by_name) > MOST_KEYS:
-                raise NixlPluginError(
-                    f"etcd has more than {MOST_KEYS:,} keys under {prefix}",
-                    "give --namespace NAME to look at one namespace of it",
-                )
+    for page in pages(client, prefix, keys_only=True, deadline=deadline):
+        revision = revision or page.revision
+        keys_by_name |= {item.key: SurveyedKey.of(item) for item in page.items if matches(item.key)}
+        if len(keys_by_name) > MOST_KEYS:
+            raise NixlPluginError(
+                f"etcd has more than {MOST_KEYS:,} keys under {prefix}",
+                "give --namespace NAME to look at one namespace of it",
+            )
     if values and keys_by_name:
-        keys_by_name = _with_values(client, prefixes, keys_by_name, deadline)
-    return SurveyedKeys(tuple(keys_by_name[key] for key in sorted(keys_by_name)), revision)
+        keys_by_name = _with_values(client, prefix, keys_by_name, deadline)
+    return SurveyedKeys(tuple(keys_by_name.values()), revision)
 
 
 def _with_values(
-    client: EtcdClient, prefixes: Sequence[str], keys_by_name: dict[str, SurveyedKey], deadline: float
+    client: EtcdClient, prefix: str, keys_by_name: dict[str, SurveyedKey], deadline: float
 ) -> dict[str, SurveyedKey]:
     """Return the keys with what their values say. Keys that have gone meanwhile are left out, new ones too.
 
@@ -208,17 +207,16 @@ def _with_values(
     """
     read: dict[str, SurveyedKey] = {}
     budget = MOST_BYTES
-    for prefix in prefixes:
-        try:
-            for page in pages(client, prefix, deadline=deadline):
-                read |= {item.key: _judged(item) for item in page.items if item.key in keys_by_name}
-                budget -= sum(len(item.value) for item in page.items)
-                if budget < 0:
-                    return {**keys_by_name, **read}
-        except EtcdError as error:
-            if error.cause != "endless":
-                raise
-            return {**keys_by_name, **read}
+    try:
+        for page in pages(client, prefix, deadline=deadline):
+            read |= {item.key: _judged(item) for item in page.items if item.key in keys_by_name}
+            budget -= sum(len(item.value) for item in page.items)
+            if budget < 0:
+                return {**keys_by_name, **read}
+    except EtcdError as error:
+        if error.cause != "endless":
+            raise
+        return {**keys_by_name, **read}
     return read
 
 

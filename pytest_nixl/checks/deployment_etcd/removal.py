@@ -93,7 +93,7 @@ class RemovalRecord:
         self._bytes = 0
         self._entries: dict[str, dict[str, Any]] = {}
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            path.touch(0o600, exist_ok=False)
         except FileExistsError:
             raise ValueError(f"{path} already exists: give --record the name of a new file") from None
         except OSError as error:

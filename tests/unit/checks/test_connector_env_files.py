@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.checks.connector.command_line import split_commands
+from pytest_nixl.checks.connector.command_line import Launch, split_commands
 from pytest_nixl.checks.connector.comparison import compare_connectors
-from pytest_nixl.checks.connector.containers import read_engine
+from pytest_nixl.checks.connector.containers import ConfiguredEngine, read_engine
 from pytest_nixl.checks.connector.env_files import EnvFile, read_for_compose, read_for_docker, read_for_shell
 
 #: For each line: what Compose, docker run and a shell set NAME to. None: nothing; "refused": the file is refused.
@@ -66,6 +66,19 @@ def test_what_only_one_reader_accepts() -> None:
     assert read_for_shell(split_commands("A=1 mkdir a")) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "launch"),
+    [
+        ("# c\nA=1\nexport VLLM_X='b'\n", Launch("vLLM", False, {}, "", {"A": "1", "VLLM_X": "b"}, has_options=False)),
+        ("SGLANG_X=1\nDYN_X=2", Launch("SGLang", True, {}, "", {"SGLANG_X": "1", "DYN_X": "2"}, has_options=False)),
+    ],
+)
+def test_an_env_file_tells_its_engine_by_its_variables(text: str, launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "variables"
+    path.write_text(text)
+    assert read_engine(str(path)) == ConfiguredEngine(str(path), (), launch)
+
+
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 
 
@@ -106,6 +119,11 @@ def test_the_env_files_of_docker_run_are_read_to_the_letter(tmp_path: Path) -> N
     engine = read_engine(str(path))
     assert engine.launch.environment == {"UCX_TLS": " rc", "HF_HOME": "/a", "VLLM_KV_CACHE_LAYOUT": "HND"}
     assert (engine.launch.has_environment, engine.unread) == (False, ("env file c.env",))
+    path.write_text(run.replace("a.env", "c.env").format("b.env"))
+    engine = read_engine(str(path))
+    assert engine.launch.environment == {"HF_HOME": "/b", "VLLM_KV_CACHE_LAYOUT": "HND"}
+    assert (engine.launch.has_environment, engine.unread) == (False, ("env file c.env",))
+    path.write_text(run.format("b.env"))
     (tmp_path / "a.env").write_text("UCX_TLS = rc\n")
     with pytest.raises(ValueError, match=r"run\.sh: a\.env: docker run refuses the name 'UCX_TLS ', which has a blank"):
         read_engine(str(path))

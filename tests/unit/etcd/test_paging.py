@@ -73,7 +73,7 @@ def read_groups(client: EtcdClient) -> None:
 
 
 def read_keys(client: EtcdClient) -> None:
-    survey(client, ["/a/"], values=False)
+    survey(client, "/a/", values=False)
 
 
 READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
@@ -135,7 +135,7 @@ def test_a_reading_without_a_bound_of_its_own_ends_soon_enough_for_a_person() ->
 def test_values_without_an_end_leave_the_sizes_of_keys_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "MOST_PAGES", 1)
     with endless(next_keys, keys_end=True) as client:
-        key_survey = survey(client, ["/a/"], values=True)
+        key_survey = survey(client, "/a/", values=True)
     assert [key.size is not None for key in key_survey.keys] == [True] * 16 + [False] * 984
 
 
