@@ -17,7 +17,7 @@ def in_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     ("path", "tests"),
     [
         ("pytest_nixl/judge/floors.py", {"tests/unit/judge/test_floors.py"}),  # named like it
-        ("pytest_nixl/report/row_table.py", {"tests/unit/report/test_table.py"}),  # of a module that imports it
+        ("pytest_nixl/report/matrix.py", {"tests/unit/report/test_report_formats.py"}),  # of a module that imports it
         ("pytest_nixl/__main__.py", {"tests/integration/test_bounds.py"}),  # run by another process only
         ("suites/early.py", {"tests/integration/test_early.py"}),  # named like it
         ("suites/metadata/test_many.py", {"tests/integration/test_metadata_suite.py"}),  # runs it

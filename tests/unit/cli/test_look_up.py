@@ -31,7 +31,7 @@ text = "link is down"
 also = ["no link"]
 by = "UCX"
 means = "a linkage is broken, see `pytest suites/metadata` and mypytest suites/x, pytest suites/"
-do = "[repair](it.md) it"
+do = "[repair](checks.md) it"
 [[error]]
 text = "change of plan"
 by = "UCX"
@@ -77,7 +77,7 @@ LINK = """\
 error link is down
     by:     UCX
     means:  a linkage is broken, see `pytest suites/metadata` and mypytest suites/x, pytest suites/
-    do:     repair (docs/reference/it.md) it
+    do:     repair (docs/reference/checks.md) it
 """
 CHECK = """\
 check a-link

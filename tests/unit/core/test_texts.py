@@ -23,7 +23,7 @@ def test_each_table_of_errors_has_its_own_entries_by_their_ids() -> None:
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
-        ("see [GPUs](../how-to/gpu.md), [x](y.md)", "see GPUs (docs/how-to/gpu.md), x (docs/reference/y.md)"),
+        ("see [GPUs](../how-to/gpu.md), [x](checks.md)", "see GPUs (docs/how-to/gpu.md), x (docs/reference/checks.md)"),
         ("[a b](../how-to/gpu.md#xid-79)", "a b (docs/how-to/gpu.md#xid-79)"),
         ("[NIXL](https://a.b/c?d=e#f)", "NIXL (https://a.b/c?d=e#f)"),
         *((text, text) for text in ("[](x.md)", "[x]", "[x](http:// y)", "[x](y.html)", "a[0](b)", "[[]](x.md)")),
