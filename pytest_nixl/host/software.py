@@ -193,7 +193,7 @@ def read_software(
     reason = nixl.get("why", "")
     client_path, no_client = client.get("path") or None, reason or "NIXL was built without etcd"
     fabric = [backend["versions"].get("libfabric") for backend in nixl.get("backends", {}).values()]
-    installer = re.search(r"EFA installer version:\s*(\S+)", root.read(_EFA_INSTALLER) or "")
+    installer = re.search(r"EFA installer version:[ \t]*(\S+)", root.read(_EFA_INSTALLER) or "")
     transfer = nixl.get("telemetry", {})
     return Software(
         python=Fact.read(nixl.get("python"), source, reason),

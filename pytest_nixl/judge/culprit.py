@@ -264,27 +264,25 @@ def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], names:
 
     The bytes of a WRITE leave the initiator, and those of a READ reach it. A wrong transport says nothing of speed.
     """
+    nobody = "with only two ranks nothing shows which one is the culprit"
     for row in failed:
-        first, second = row.ranks
+        first, second = (names[rank] for rank in row.ranks)
         of_backend = [(key, result.verdict) for key, result in measured_rows(results) if not key.kv and not key.pattern]
         bad = {key.op for key, verdict in of_backend if key.backend == row.key.backend and verdict in BAD}
         good = {key.op for key, verdict in of_backend if key.backend == row.key.backend and verdict in FAST}
+        source, destination = (first, second) if bad == {"WRITE"} else (second, first)
+        slow = f"bytes from {source} to {destination} are slow"
         if row.judgement.verdict is Verdict.WRONG_TRANSPORT:
+            yield f"bytes between {first} and {second} took a transport that the profile does not accept: {nobody}"
+        elif len(bad) == 2:
+            yield f"{first} and {second} are slow in both directions: {nobody}"
+        elif good - bad:
             yield (
-                f"bytes between {names[first]} and {names[second]} took a transport that the profile does not accept: "
-                "with only two ranks nothing shows which one is the culprit"
-            )
-        elif len(bad) == 1 and good - bad:
-            source, destination = row.ranks if bad == {"WRITE"} else row.ranks[::-1]
-            yield (
-                f"bytes from {names[source]} to {names[destination]} are slow, and bytes in the other direction are "
-                f"not: check what {names[source]} sends through first, then what {names[destination]} receives through"
+                f"{slow}, and bytes in the other direction are not: check what {source} sends through first, then what "
+                f"{destination} receives through"
             )
         else:
-            yield (
-                f"{names[first]} and {names[second]} are slow in both directions: with only two ranks nothing shows "
-                "which one is the culprit"
-            )
+            yield f"{slow}; no row of the other direction was judged, and {nobody}"
 
 
 def remedy_of_two(failed: Sequence[FailedPair]) -> str:

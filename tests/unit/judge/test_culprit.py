@@ -150,23 +150,30 @@ def test_two_trials_name_the_culprits(first: Judgement, second: Judgement, guilt
     assert description.startswith(sentence)
 
 
-def test_the_slow_direction_of_two_ranks_is_named() -> None:
-    pair_results = results((WRITE, Verdict.PASS), (READ, Verdict.FAIL))
-    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
-    assert sentence.startswith("bytes from rank 1 on node-1 to rank 0 on node-0 are slow")
-    pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS))
-    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
-    assert sentence.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
-    # The other direction lost packets, and is not slow.
-    pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.WARN))
-    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
-    assert sentence.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+SENT = "bytes from rank 0 on node-0 to rank 1 on node-1 are slow"
+RECEIVED = "bytes from rank 1 on node-1 to rank 0 on node-0 are slow"
+CHECK = "check what {0} sends through first, then what {1} receives through"
+SOURCE = CHECK.format("rank 0 on node-0", "rank 1 on node-1")
+DESTINATION = CHECK.format("rank 1 on node-1", "rank 0 on node-0")
+NOBODY = "with only two ranks nothing shows which one is the culprit"
 
 
-def test_two_ranks_that_are_slow_in_both_directions_have_no_culprit() -> None:
-    pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.FAIL))
-    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
-    assert sentence.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+@pytest.mark.parametrize(
+    ("write", "read", "sentence"),
+    [
+        (Verdict.PASS, Verdict.FAIL, f"{RECEIVED}, and bytes in the other direction are not: {DESTINATION}"),
+        (Verdict.FAIL, Verdict.PASS, f"{SENT}, and bytes in the other direction are not: {SOURCE}"),
+        # The other direction lost packets, and is not slow.
+        (Verdict.FAIL, Verdict.WARN, f"{SENT}, and bytes in the other direction are not: {SOURCE}"),
+        (Verdict.FAIL, Verdict.FAIL, f"rank 0 on node-0 and rank 1 on node-1 are slow in both directions: {NOBODY}"),
+        (Verdict.FAIL, Verdict.INCONCLUSIVE, f"{SENT}; no row of the other direction was judged, and {NOBODY}"),
+        (Verdict.FAIL, None, f"{SENT}; no row of the other direction was judged, and {NOBODY}"),
+        (None, Verdict.FAIL, f"{RECEIVED}; no row of the other direction was judged, and {NOBODY}"),
+    ],
+)
+def test_the_slow_direction_of_two_ranks_is_named(write: Verdict | None, read: Verdict | None, sentence: str) -> None:
+    pair_results = results(*((key, verdict) for key, verdict in ((WRITE, write), (READ, read)) if verdict is not None))
+    assert list(by_direction(failed_pairs(pair_results), pair_results, NAMES)) == [sentence]
 
 
 @pytest.mark.parametrize("read", [Verdict.PASS, Verdict.WRONG_TRANSPORT])
@@ -191,11 +198,13 @@ def test_the_slow_direction_of_a_backend_is_named_by_its_own_rows() -> None:
     # LIBFABRIC is slow in the other direction, and good in both: neither says anything of UCX.
     pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (of_libfabric(READ), Verdict.FAIL))
     sentences = list(by_direction(failed_pairs(pair_results), pair_results, NAMES))
-    assert sentences[0].startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
-    assert sentences[1].startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+    assert [sentence.partition(": ")[0] for sentence in sentences] == [
+        f"{SENT}, and bytes in the other direction are not",
+        f"{RECEIVED}; no row of the other direction was judged, and {NOBODY}",
+    ]
     pair_results = results((WRITE, Verdict.FAIL), (of_libfabric(READ), Verdict.PASS))
-    [said_of_ucx] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
-    assert said_of_ucx.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+    [of_ucx] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
+    assert of_ucx == f"{SENT}; no row of the other direction was judged, and {NOBODY}"
 
 
 def test_rows_of_requests_and_patterns_say_nothing_of_a_direction() -> None:
@@ -204,7 +213,7 @@ def test_rows_of_requests_and_patterns_say_nothing_of_a_direction() -> None:
     for key in other:
         pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (key, Verdict.FAIL))
         [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
-        assert sentence.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+        assert sentence.startswith(SENT)
 
 
 def test_of_failed_blocks_the_largest_that_are_quick_to_move_are_measured_again() -> None:
