@@ -213,7 +213,7 @@ SECOND = (
     Report("vllm#49230", "speculative method", pods=(_SPECULATIVE[0], _SPECULATIVE[1])),
     Report("vllm#55776", "--revision", pods=({"args": ["--revision", "v1"]}, {"args": ["--revision", "v2"]})),
     Report("TensorRT-LLM#18373", "transports-allowed", tree=_variables(UCX_TLS="tcp")),
-    Report("vllm#41048", "vram-known", test="unit/nixl/test_vram.py::test_the_suite_says_whether_ucx_takes_gpu_memory_for_gpu_memory"),
+    Report("vllm#41048", "vram-known", test="unit/nixl/test_vram.py::test_the_suite_tells_how_ucx_takes_gpu_memory"),
     Report("dynamo#6671", "libraries-once", tree=_library("/opt/nvidia/nvda_nixl/lib/libnixl.so")),
     Report("dynamo#12105, dynamo#12000", "libraries-once", tree=_library("/usr/local/lib/libfabric.so.1.30.0")),
     Report("nixl#1161", "variables-known", tree=_variables(FI_EFA_MAX_RAIL="4")),

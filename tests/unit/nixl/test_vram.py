@@ -236,7 +236,7 @@ def test_worker_loads_the_cuda_runtime_that_the_loader_does_not_find(agent: Nixl
     ("host", "output", "code"),
     [("without_nvml", rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", 1), ("driver", r"\(1 PASS", 0)],
 )
-def test_the_suite_says_whether_ucx_takes_gpu_memory_for_gpu_memory(
+def test_the_suite_tells_how_ucx_takes_gpu_memory(
     request: pytest.FixtureRequest, host: str, output: str, code: int
 ) -> None:
     done = run(*VRAM_KNOWN, env=request.getfixturevalue(host))
