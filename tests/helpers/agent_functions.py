@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.metadata
 import mmap
 import os
 import sys
@@ -71,16 +69,6 @@ def ucx_fatal(agent: Any, words: str = "a fatal error made by a test") -> None:
 def empty_list(agent: Any) -> None:
     """Request an empty descriptor list from NIXL's own method, which fails."""
     agent.get_reg_descs([], "DRAM")
-
-
-def import_missing(agent: Any) -> None:
-    """Import a module that is not installed."""
-    importlib.import_module("no_such_module_of_a_user")
-
-
-def has_package(agent: Any, name: str) -> bool:
-    """Return whether a package is installed."""
-    return bool(importlib.metadata.version(name))
 
 
 def surroundings(agent: Any, *, names: list[str]) -> dict[str, Any]:

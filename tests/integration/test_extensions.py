@@ -147,7 +147,11 @@ def one_sentence(text: str, *parts: str) -> None:
         ("import nowhere_at_all", "cannot be loaded (ModuleNotFoundError: No module named 'nowhere_at_all')"),
         ("it = 3 / 0", "cannot be loaded (ZeroDivisionError: division by zero)"),
         ("", "cannot be loaded (AttributeError: "),
-        ("it = 3", "is no backend: it lacks creating, environment, load"),
+        (
+            "it = 3",
+            "is no backend: it lacks creating, environment, load, mistaken, transports, NAME, PLUGIN, STORAGE, "
+            "COMPLETION_IMPLIES_DELIVERY, SHAKES_HANDS",
+        ),
         ("class it:\n    def __init__(self, size): ...", "cannot be made (TypeError: "),
         ("from pytest_nixl import UcxBackend as it", "has another name in its code, NAME = 'UCX'"),
     ],

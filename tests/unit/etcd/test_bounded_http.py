@@ -11,13 +11,11 @@ import gzip
 import itertools
 import json
 import re
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import pytest
+from helpers.raw_server import Answer, dripping, serving
 
 from pytest_nixl.etcd import bounded_http
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -33,64 +31,18 @@ HEADER = {"cluster_id": "1", "member_id": "2", "revision": "3", "raft_term": "4"
 TIMEOUT, OVER = 0.5, 60.0
 
 
-@contextmanager
-def serving(
-    answer: Callable[[], Iterable[bytes]], to_get: Callable[[], Iterable[bytes]] | None = None
-) -> Iterator[Endpoint]:
-    """A server that reads one request per connection and sends the bytes of ``answer``; ``to_get`` for a GET."""
-    over = threading.Event()
-
-    def serve(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            is_get = connection.recv(1 << 16).startswith(b"GET ")
-            for part in to_get() if to_get is not None and is_get else answer():
-                connection.sendall(part)
-                if over.is_set():
-                    return
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(1 << 16):  # closing with a part of the request unread would reset the connection
-                pass
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        threading.Thread(target=accept, daemon=True).start()
-        try:
-            yield Endpoint("http", "127.0.0.1", listener.getsockname()[1])
-        finally:
-            over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-
-
 def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     """Return one complete answer."""
     lines = [f"HTTP/1.1 {status}", "Connection: close", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 
-def plain(value: object) -> Callable[[], Iterable[bytes]]:
+def plain(value: object) -> Answer:
     """Return an answer with a JSON body."""
     return lambda: [http(json.dumps(value).encode())]
 
 
-def dripping(start: bytes, drop: bytes) -> Callable[[], Iterable[bytes]]:
-    """Return an endless answer, with only short pauses between its bytes."""
-
-    def drip() -> Iterator[bytes]:
-        yield start
-        while True:
-            time.sleep(0.05)
-            yield drop
-
-    return drip
-
-
-def endless(start: bytes, part: bytes) -> Callable[[], Iterable[bytes]]:
+def endless(start: bytes, part: bytes) -> Answer:
     """Return an endless answer that is sent as fast as it is read."""
     return lambda: itertools.chain([start], itertools.repeat(part))
 

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
 import signal
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -65,11 +62,6 @@ def servers(certificates: Certificates) -> Iterator[Callable[[str], Etcd]]:
 @pytest.fixture
 def plain(servers: Callable[[str], Etcd]) -> Etcd:
     return servers("plain")
-
-
-@pytest.fixture
-def guarded(servers: Callable[[str], Etcd]) -> Etcd:
-    return servers("guarded")
 
 
 @pytest.fixture
@@ -310,77 +302,28 @@ def test_a_refusal_of_an_etcd_is_known_by_a_part_of_it(field: str, message: str,
     assert explain_answer(endpoint, json.dumps({field: "something else"})) is None, "it has no code"
 
 
-class TestPasswords:
-    def test_user(self, guarded: Etcd) -> None:
-        with connect([guarded.endpoint], user="bob", password="b") as client:
-            client.put("/bob/1", b"1")
-            assert client.get_prefix("/bob/") == {"/bob/1": b"1"}
-            assert client.delete_prefix("/bob/") == 1
-
-    def test_user_in_the_url(self, guarded: Etcd) -> None:
-        endpoint = parse_endpoint(f"http://bob:b@127.0.0.1:{guarded.endpoint.port}")
-        with connect([endpoint]) as client:
-            assert client.get("/bob/1") is None
-            assert client.endpoints == (guarded.url,)
-            assert "bob" not in repr(client)
+def test_user_and_password_are_sent_if_they_are_given_or_in_the_url(servers: Callable[[str], Etcd]) -> None:
+    guarded = servers("guarded")
+    with connect([guarded.endpoint], user="bob", password="b") as client:
+        client.put("/bob/1", b"1")
+        assert client.get_prefix("/bob/") == {"/bob/1": b"1"}
+        assert client.delete_prefix("/bob/") == 1
+    with connect([parse_endpoint(f"http://bob:b@127.0.0.1:{guarded.endpoint.port}")]) as client:
+        assert client.get("/bob/1") is None
+        assert client.endpoints == (guarded.url,)
+        assert "bob" not in repr(client)
 
 
-class TestOtherServers:
-    @pytest.mark.long
-    def test_some_web_server(self) -> None:
-        class Quiet(http.server.SimpleHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                """Log nothing."""
-
-        class Polite(Quiet):
-            body, kind = b"<html>welcome</html>", "text/html"
-
-            def do_POST(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", self.kind)
-                self.send_header("Content-Length", str(len(self.body)))
-                self.end_headers()
-                self.wfile.write(self.body)
-
-        class Json(Polite):
-            body, kind = b"[]", "application/json"
-
-        for handler in (Quiet, Polite, Json):
-            with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-                threading.Thread(target=server.serve_forever, daemon=True).start()
-                error = failure(Endpoint("http", "127.0.0.1", server.server_port))
-                server.shutdown()
-            assert error.cause == "not-etcd", handler
-
-    def test_no_web_server(self) -> None:
-        def greet() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-                    connection.recv(1000)
-
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen()
-            threading.Thread(target=greet, daemon=True).start()
-            error = failure(Endpoint("http", "127.0.0.1", listener.getsockname()[1]))
-            listener.shutdown(socket.SHUT_RDWR)
-        assert error.cause == "not-etcd"
-
-    def test_values_that_are_too_large_and_a_full_database(self) -> None:
-        with running_etcd("--quota-backend-bytes=200000") as etcd, connect([etcd.endpoint]) as client:
-            for size, cause, fault, remedy in (
-                (3_000_000, "too-large", "the value is larger than the etcd accepts",
-                 "keep a value under 1.5 MB, or raise --max-request-bytes"),
-                (20_000, "no-space", "its database is full (quota exceeded), so it accepts no more writes",
-                 "compact and defragment it, then `etcdctl alarm disarm`; or raise --quota-backend-bytes"),
-            ):  # fmt: skip
-                with pytest.raises(EtcdError) as caught:
-                    for number in range(100):
-                        client.put(f"/f/{number}", os.urandom(size))
-                assert (caught.value.cause, caught.value.remedy) == (cause, remedy)
-                assert caught.value.reason == f"etcd at {etcd.url}: {fault}"
+def test_values_that_are_too_large_and_a_full_database() -> None:
+    with running_etcd("--quota-backend-bytes=200000") as etcd, connect([etcd.endpoint]) as client:
+        for size, cause, fault, remedy in (
+            (3_000_000, "too-large", "the value is larger than the etcd accepts",
+             "keep a value under 1.5 MB, or raise --max-request-bytes"),
+            (20_000, "no-space", "its database is full (quota exceeded), so it accepts no more writes",
+             "compact and defragment it, then `etcdctl alarm disarm`; or raise --quota-backend-bytes"),
+        ):  # fmt: skip
+            with pytest.raises(EtcdError) as caught:
+                for number in range(100):
+                    client.put(f"/f/{number}", os.urandom(size))
+            assert (caught.value.cause, caught.value.remedy) == (cause, remedy)
+            assert caught.value.reason == f"etcd at {etcd.url}: {fault}"

@@ -16,7 +16,6 @@ from helpers.etcd import wait_until
 from helpers.three_node import ThreeNodeEtcd
 
 from pytest_nixl.cluster.group import TTL
-from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.transaction import TransactionResult, absent, delete, get, put, txn
 from pytest_nixl.etcd.watch import Watched
@@ -90,27 +89,7 @@ def test_a_watch_continues_at_another_member_without_loss(trio: ThreeNodeEtcd, c
     assert events == [f"/w/{number}" for number in range(1, 11)]
 
 
-@pytest.mark.soak
-def test_a_group_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd) -> None:
-    """The group keeps its leases, passes its barriers and leaves no keys."""
-    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        clients = [stack.enter_context(trio.client()) for _ in range(2)]
-        joining = [pool.submit(join, fault, "stopped", 2, ttl=6, timeout=30) for fault in clients]
-        members = [fault.result() for fault in joining]
-        assert all(fault.exception() is None for fault in [pool.submit(member.barrier, 30) for member in members])
-        trio.stop(in_use(trio, clients[0]))
-        until = time.monotonic() + 13  # more than two lives of a lease
-        while time.monotonic() < until:
-            passing = [pool.submit(member.barrier, 60) for member in members]
-            for fault in passing:
-                fault.result()
-            time.sleep(0.5)
-        for member in members:
-            member.leave()
-        wait_until(lambda: clients[0].get_prefix("/pytest-nixl/") == {}, 60, "the group has left nothing")
-
-
-@pytest.mark.whole  # a group without a run survives it above
+@pytest.mark.whole
 def test_a_run_of_two_ranks_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd, tmp_path: Path) -> None:
     """Bytes move before the stop, while the member is stopped for longer than two lease times, and afterwards."""
     with trio.client() as ended, ExitStack() as stack:

@@ -38,6 +38,7 @@ class Link:
         self.withdrawn_requests: list[Request] = []
         self.passed_requests: list[Request] = []
         self.confirmed_requests: list[Request] = []
+        self.answers: list[tuple[str, bytes]] = []
         self.forward: Callable[[], None] = lambda: None
         self.near = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
         self.far = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
@@ -65,6 +66,7 @@ class Link:
         return self.passed_requests[-1]
 
     def answered(self, link: object, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
+        self.answers.append((request.method, answer))
         deliver()
 
     def withdrawn(self, request: Request) -> None:
@@ -97,16 +99,20 @@ class Link:
         return (type(event).__name__ for event in events if isinstance(event, ours))
 
 
-def test_a_request_and_its_answer_pass_whole() -> None:
-    link = Link()
+@pytest.mark.parametrize("held", [False, True])
+def test_a_request_and_its_answer_pass_whole(held: bool) -> None:
+    link = Link(held=held)
     link.ask("Put", PUT)
+    assert [*link.kinds(link.asked)] == ([] if held else SENT)
+    if held:
+        link.forward()
     assert [*link.kinds(link.asked)] == SENT
     link.far.send_headers(1, ANSWER)
     link.far.send_data(1, CREATED)
     link.far.send_headers(1, TRAILERS, end_stream=True)
     link.send()
     assert [*link.kinds(link.seen)] == ["ResponseReceived", "DataReceived", "TrailersReceived", "StreamEnded"]
-    assert link.withdrawn_requests == []
+    assert (link.answers, link.withdrawn_requests) == ([("Put", CREATED[5:])], [])
 
 
 @pytest.mark.parametrize(("method", "body"), [("Put", PUT), ("Watch", WATCH)])

@@ -10,14 +10,13 @@ import errno
 import json
 import socket
 import ssl
-import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import requests
+from helpers.http_double import HttpDouble, answering
 
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd import members as members_module
@@ -217,13 +216,13 @@ def test_an_answer_that_cannot_be_read_is_not_of_an_etcd(text: str, reason: str)
         ask(of(PlannedSession(m1=[(200, text, "OK")]), FIRST))
 
 
-class TokenServer(BaseHTTPRequestHandler):
+class TokenServer(HttpDouble):
     """An etcd whose token is replaced after its second request. A double, because a real one takes seconds for it."""
 
-    log: list[str]
+    log: ClassVar[list[str]] = []
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         valid = f"token-{1 + (len(self.log) > 2)}"
         if self.path == "/v3/auth/authenticate":
             self.log.append(f"{body['name']} {body['password']}")
@@ -233,23 +232,13 @@ class TokenServer(BaseHTTPRequestHandler):
             self.log.append(f"{self.path} {sent}")
             self.answer(*((200, HEADER) if sent == valid else (401, {"code": 16, "message": "invalid auth token"})))
 
-    def answer(self, status: int, document: Mapping[str, Any]) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(document).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 def test_a_token_is_used_until_an_etcd_rejects_it() -> None:
-    TokenServer.log = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), TokenServer) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        with connect([Endpoint("http", "127.0.0.1", server.server_port)], user="bob", password="b") as client:
+    TokenServer.log.clear()
+    with answering(TokenServer) as port:
+        with connect([Endpoint("http", "127.0.0.1", port)], user="bob", password="b") as client:
             for _ in range(4):
                 assert client.get("/a") is None
-        server.shutdown()
     first, second = (f"/v3/kv/range token-{number}" for number in (1, 2))
     assert TokenServer.log == ["bob b", first, first, first, "bob b", second, second]
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
+from helpers.http_double import HttpDouble, answering
 
 from pytest_nixl.checks.deployment_etcd import key_survey
 from pytest_nixl.checks.deployment_etcd.key_survey import survey
@@ -36,31 +35,16 @@ def endless(pages: Pages, *, keys_end: bool = False) -> Iterator[EtcdClient]:
     """An etcd that says after each page that there are more; with ``keys_end`` only after pages with values."""
     number = itertools.count()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Paged(HttpDouble):
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            request = json.loads(self.body())
             keys = pages(next(number), base64.b64decode(request["key"]).decode().split("\0")[0], request["limit"])
             key_values = [{"key": base64.b64encode(key.encode()).decode(), "mod_revision": "3"} for key in keys]
-            answer: dict[str, Any] = {"header": {"revision": "3"}, "kvs": key_values}
-            answer["more"] = not (keys_end and request["keys_only"])
-            data = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            more = not (keys_end and request["keys_only"])
+            self.answer(200, {"header": {"revision": "3"}, "kvs": key_values, "more": more})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        with connect([Endpoint("http", "127.0.0.1", server.server_port)], timeout=30) as client:
-            yield client
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(Paged) as port, connect([Endpoint("http", "127.0.0.1", port)], timeout=30) as client:
+        yield client
 
 
 def full(first: str, limit: int) -> list[str]:

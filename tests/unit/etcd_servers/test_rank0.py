@@ -25,6 +25,7 @@ from cryptography import x509
 from helpers.cli_run import eventually
 from helpers.etcd import separate_supervisor
 from helpers.namespaces import one_host, require_tools
+from helpers.raw_server import serving
 
 from pytest_nixl.cluster.etcd import find_etcd
 from pytest_nixl.cluster.placement import LauncherPlacement
@@ -350,23 +351,9 @@ class TestWait:
         assert caught.value.remedy == "give every rank the same --nixl-group-token or NIXL_GROUP_TOKEN"
 
     def test_a_server_that_is_not_an_etcd_is_reported_at_once(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as other:
-
-            def answer() -> None:
-                while True:
-                    try:
-                        connection = other.accept()[0]
-                    except OSError:
-                        return
-                    with connection:
-                        connection.recv(4096)
-                        connection.sendall(b"220 mail.example ready\r\n")
-
-            threading.Thread(target=answer, daemon=True).start()
-            with pytest.raises(EtcdError) as caught:
-                wait_for_etcd(f"http://127.0.0.1:{other.getsockname()[1]}", 300, {})
-            assert caught.value.cause == "not-etcd"
-            other.shutdown(socket.SHUT_RDWR)
+        with serving(lambda: [b"220 mail.example ready\r\n"]) as endpoint, pytest.raises(EtcdError) as caught:
+            wait_for_etcd(str(endpoint), 300, {})
+        assert caught.value.cause == "not-etcd"
 
     def test_a_rank_says_why_it_waits_and_how_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MESSAGE_SECONDS", 0.05)

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +47,6 @@ from pytest_nixl.processes.container import (
     ContainerError,
     ContainerProgram,
     image_present,
-    testcontainers_installed,
 )
 from pytest_nixl.processes.leftovers import remove_tree
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
@@ -68,11 +64,6 @@ def own_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
     """A supervisor that a test may end."""
     with separate_supervisor(monkeypatch) as separate:
         yield separate
-
-
-@pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
 
 
 @pytest.fixture
@@ -273,49 +264,7 @@ class TestExternal:
         assert "secret" not in str(caught.value)
 
 
-class FullEngine(BaseHTTPRequestHandler):
-    """A container engine that has each image and no room for a container. A double, because this host may have none."""
-
-    def do_GET(self) -> None:
-        self.answer(200, {"ApiVersion": "1.44", "Id": "sha256:1"})
-
-    def do_POST(self) -> None:
-        self.server.requests = self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))  # type: ignore[attr-defined]
-        self.answer(500, {"message": "no room"})
-
-    def answer(self, status: int, document: dict[str, str]) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(document).encode())
-
-
 class TestContainer:
-    @pytest.mark.parametrize(
-        ("variables", "host"),
-        [
-            ({}, "127.0.0.1"),
-            ({"TC_HOST": "there"}, ""),
-            ({"TESTCONTAINERS_HOST_OVERRIDE": "there", "TC_HOST": "127.0.0.1"}, ""),
-        ],
-    )
-    def test_the_engine_gets_image_name_command_and_port(
-        self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], host: str
-    ) -> None:
-        pytest.importorskip("testcontainers")
-        with ThreadingHTTPServer(("127.0.0.1", 0), FullEngine) as engine:
-            threading.Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-            for name, value in {"DOCKER_HOST": f"tcp://127.0.0.1:{engine.server_address[1]}", **variables}.items():
-                monkeypatch.setenv(name, value)
-            with pytest.raises(EtcdError, match=r"did not start etcd from mine/etcd:1: no room") as caught:
-                ContainerServer.start("mine/etcd:1", own_client)
-            engine.shutdown()
-        path, body = engine.requests  # type: ignore[attr-defined]
-        assert caught.value.cause == "not-started"
-        assert re.fullmatch(r".*/containers/create\?name=pytest-nixl-etcd-[0-9a-f]{12}", path)
-        assert (body["Image"], body["Cmd"][0]) == ("mine/etcd:1", "etcd")
-        [published] = body["HostConfig"]["PortBindings"]["2379/tcp"]
-        assert (published["HostIp"], int(published["HostPort"]) > 0) == (host, True)
-
     def test_it_is_used_killed_restarted_stopped_and_removed(self, own_client: SupervisorClient) -> None:
         server = ContainerServer.start(engine_image(), own_client)
         assert server.death_reason() is None
@@ -333,17 +282,6 @@ class TestContainer:
         assert server.name not in container_names()
         assert "was removed by somebody else" in str(server.death_reason())
         server.discard()
-
-    def test_the_supervisor_removes_it_and_settings_of_testcontainers_are_restored(self) -> None:
-        image = engine_image()
-        from testcontainers.core.config import testcontainers_config
-
-        before = (testcontainers_config.ryuk_disabled, testcontainers_config.connection_mode_override)
-        server = ContainerServer.start(image, supervisor())
-        assert (testcontainers_config.ryuk_disabled, testcontainers_config.connection_mode_override) == before
-        assert container_names(supervisor().directory.name) == [server.name]
-        close_supervisor()
-        assert server.name not in container_names()
 
     def test_what_is_done_to_it_reaches_the_engine(
         self, monkeypatch: pytest.MonkeyPatch, own_client: SupervisorClient
@@ -375,7 +313,7 @@ class TestContainer:
             monkeypatch.setattr(container_module, "docker", SimpleNamespace(errors=SimpleNamespace(APIError=Error)))
 
             def start(program: ContainerProgram, image: str, client: SupervisorClient, *, pull: bool) -> object:
-                log.append((program.command, image, client, pull))
+                log.append((program, image, client, pull))
                 return container
 
             monkeypatch.setattr(Container, "start", start)
@@ -399,15 +337,19 @@ class TestContainer:
         urls = ("--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://127.0.0.1:2379")
         short = ("--heartbeat-interval=10", "--election-timeout=100", "--log-level=warn")
         restarted = [("stop", 2), "start"]
+        program = ContainerProgram("etcd", 2379, "/health", ("etcd", *urls, *short))
         assert log == [
-            (("etcd", *urls, *short), "mine/etcd:1", own_client, True), "kill", ("wait", 15.0), *restarted, ("stop", 2),
-            *restarted, "remove",
+            (program, "mine/etcd:1", own_client, True), "kill", ("wait", 15.0), *restarted, ("stop", 2), *restarted,
+            "remove",
         ]  # fmt: skip
         # Its etcd has ended: it is removed, and never used.
         log.clear()
         with pytest.raises(EtcdError, match="connection refused"):
             ContainerServer.start("mine/etcd:1", own_client)
         assert log[1:] == ["remove"]
+        monkeypatch.setattr(Container, "start", lambda *_, **__: failing())
+        with pytest.raises(EtcdError, match="it has ended"):
+            ContainerServer.start("mine/etcd:1", own_client)
 
     @pytest.mark.parametrize(
         ("cause", "remedy", "whole"),
@@ -448,25 +390,6 @@ class TestContainer:
                 ContainerServer.start(image, own_client)
             assert caught.value.cause == "not-started"
             assert not container_names(own_client.directory.name)
-
-    @pytest.mark.usefixtures("no_engine")
-    def test_no_engine(self) -> None:
-        pytest.importorskip("testcontainers")
-        with pytest.raises(
-            EtcdError, match=r"no container engine answers at unix:///nowhere/docker\.sock: No such file"
-        ):
-            ensure_image("it")
-        assert not image_present("it")
-
-    @pytest.mark.parametrize("installed", [("testcontainers", "docker"), ("testcontainers",), ("docker",), ()])
-    def test_containers_need_both_packages(self, monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...]) -> None:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: True if name in installed else None)
-        assert testcontainers_installed() is (len(installed) == 2)
-
-    def test_no_testcontainers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pytest_nixl.processes.container.testcontainers_installed", lambda: False)
-        with pytest.raises(EtcdError, match="testcontainers, which is not installed"):
-            ensure_image("it")
 
 
 class Started:
@@ -544,12 +467,6 @@ class TestChoice:
         assert choose_kind(settings(etcd_image="registry.invalid/etcd:v0")) == "embedded"
         server = choose_server(settings(etcd_image=image), own_client)
         assert server.kind == "container"
-        server.discard()
-
-    @pytest.mark.usefixtures("no_engine")
-    def test_auto_is_embedded_if_no_engine_answers(self, own_client: SupervisorClient) -> None:
-        server = choose_server(settings(), own_client)
-        assert server.kind == "embedded"
         server.discard()
 
     def test_auto_imports_no_docker_package_without_a_sign_of_an_engine(self) -> None:

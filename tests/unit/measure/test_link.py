@@ -93,17 +93,6 @@ def test_the_kernel_is_asked_for_huge_pages_only_for_rows_that_have_them(shared_
         assert ("hg" in flags.split()) is (pages == "huge")
 
 
-@pytest.mark.long
-def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePairs) -> None:
-    samples = link(make_pairs(iterations=5000, duration=0.5)).measure(65536)
-    assert sum(samples.transfers) >= 5000
-    assert sum(samples.windows) >= 0.5
-    assert len(samples.windows) >= 10
-    assert min(samples.windows) > 0.001
-    assert 0 < len(samples.latencies) <= 1000
-    assert 0 < samples.p50 <= samples.p99 <= max(samples.windows)
-
-
 def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least() -> None:
     assert [usual_iterations(size << 20) for size in (1, 2, 3, 16, 64)] == [1000, 80, 54, 10, 10]
     assert usual_iterations((1 << 20) + 1) == 160
@@ -111,23 +100,6 @@ def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least(
 
 def test_large_blocks_are_warmed_up_with_fewer_transfers() -> None:
     assert [usual_warmup(size << 20, 10) for size in (1, 16, 17, 32, 64, 320)] == [10, 10, 10, 5, 3, 1]
-
-
-@pytest.mark.long
-def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> None:
-    pairs = make_pairs(duration=0.0)
-    one_link = link(pairs)
-    pids = []
-
-    def another(samples: Samples) -> bool:
-        pids.append(one_link.initiator.worker.pid)
-        return len(samples.values) < 3
-
-    samples = one_link.measure_launches(65536, another=another)
-    assert len(set(pids)) == len(samples.values) == 3
-    assert len(samples.windows) == sum(samples.windows_of_launches) >= 30
-    assert min(samples.values) <= samples.bandwidth <= max(samples.values)
-    assert link(pairs).initiator.worker.pid == pids[-1]
 
 
 @pytest.mark.parametrize(

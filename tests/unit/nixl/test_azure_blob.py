@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from helpers.azurite import KEY, Azurite, connection_string, use_azure
 from helpers.cli_run import BANDWIDTH, profile, run
+from helpers.http_double import HttpDouble, answering
 from helpers.s3_faults import faulty_s3
 
 from pytest_nixl.checks.storage import check as object_store
@@ -197,7 +197,7 @@ def test_no_secret_of_a_url_is_shown() -> None:
     assert "hunter22" not in str(refusal({"AZURE_STORAGE_ACCOUNT_URL": "https:///?sv=1&sig=hunter22"}))
 
 
-class _Breaking(BaseHTTPRequestHandler):
+class _Breaking(HttpDouble):
     """A double: it ends the connection within the content of a blob."""
 
     def do_GET(self) -> None:
@@ -207,19 +207,19 @@ class _Breaking(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"con")
 
-    def log_message(self, format: str, *args: object) -> None:
-        return
+
+def client_of(port: int, container: str) -> BlobClient:
+    """Return a client of a double."""
+    connection = connection_string(f"http://127.0.0.1:{port}")
+    return BlobClient.of(
+        {}, {"AZURE_STORAGE_CONNECTION_STRING": connection, "AZURE_STORAGE_CONTAINER_NAME": container}
+    )
 
 
 def test_a_connection_that_breaks_is_no_lack_of_credentials() -> None:
-    with HTTPServer(("127.0.0.1", 0), _Breaking) as breaking:
-        threading.Thread(target=breaking.serve_forever, daemon=True).start()
-        connection = connection_string(f"http://127.0.0.1:{breaking.server_port}")
-        client = BlobClient.of({}, {"AZURE_STORAGE_CONNECTION_STRING": connection, "AZURE_STORAGE_CONTAINER_NAME": "c"})
+    with answering(_Breaking) as port, closing(client_of(port, "c")) as client:
         with pytest.raises(ObjectStoreError) as caught:
             client.get("key", 0, 7)
-        client.close()
-        breaking.shutdown()
     assert caught.value.kind == "endpoint"
     assert "closed the connection" in caught.value.reason
 
@@ -248,24 +248,6 @@ def test_blob_that_another_program_deletes_is_named(account: Azurite, make_pairs
     assert "write the blob before it is read" in caught.value.remedy
 
 
-@pytest.mark.long
-def test_account_that_limits_requests_during_a_transfer_is_named(
-    account: Azurite, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
-) -> None:
-    storm = threading.Event()
-    with faulty_s3(account.url, lambda *_: "ServerBusy" if storm.is_set() else "") as (url, _):
-        use_azure(monkeypatch, url)
-        moved = link(make_pairs(timeout=120.0))
-        with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
-            moved._fill(BLOCK, poison=True)
-            storm.set()
-            moved._run("move", transfers, 120)
-    assert f"account {url} answered ServerBusy to PUT of a blob" in caught.value.reason
-    assert "--nixl-depth" in caught.value.remedy
-    for key in account.keys:  # the storm did not let them be deleted
-        account.client.delete_blob(key)
-
-
 @pytest.mark.parametrize(
     ("code", "skew", "verdict", "reason"),
     [
@@ -287,30 +269,22 @@ def test_a_wrong_clock_is_named(
     assert judged.remedy == "set this host's clock: run `chronyc makestep`"
 
 
-class _Refusing(BaseHTTPRequestHandler):
+class _Refusing(HttpDouble):
     """A double: Azurite knows few faults, so this answers with the error code that the path names."""
 
     def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.body()
         self.send_response(503 if "Busy" in self.path else 403)
         self.send_header("x-ms-error-code", self.path.split("/")[2])
         self.send_header("content-length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))
 def test_each_answer_of_an_account_has_its_own_remedy(code: str) -> None:
-    with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
-        threading.Thread(target=refusing.handle_request, daemon=True).start()
-        connection = connection_string(f"http://127.0.0.1:{refusing.server_port}")
-        environ = {"AZURE_STORAGE_CONNECTION_STRING": connection, "AZURE_STORAGE_CONTAINER_NAME": code}
-        client = BlobClient.of({}, environ)
+    with answering(_Refusing) as port, closing(client_of(port, code)) as client:
         with pytest.raises(ObjectStoreError) as caught:
             client.put("key", b"x")
-        client.close()
     assert f"answered {code} to PUT" in caught.value.reason
     assert caught.value.remedy == BY_CODE[code].remedy
     assert KEY not in str(caught.value)

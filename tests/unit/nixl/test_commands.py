@@ -166,7 +166,7 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl, monkeypatch:
         ("serve", {"agent": AGENT}, "invalid arguments of 'serve': "),
         ("serve", {"agent": Ref(7, "agent"), "timeout": 1.0}, "this worker has created no agent with the number 7"),
         ("call", {"agent": AGENT, "method": "__init__", "arguments": [], "keywords": {}}, "is not a public method"),
-        ("allocate", {"size": 1, "memory_type": "TAPE"}, "there are no buffers of type TAPE"),
+        ("allocate", {"size": 1, "memory_type": "TAPE"}, "no buffers of type TAPE: expected DRAM, VRAM, FILE or OBJ"),
         ("run", {"agent": AGENT, "function": "os.getpid", "arguments": {}}, "'os.getpid' is not module:function"),
     ],
 )

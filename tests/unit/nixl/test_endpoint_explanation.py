@@ -17,7 +17,7 @@ from helpers.etcd import environment, running_etcd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nixl.checks.endpoints.deployment import Deployment, judge_form, judge_publication
+from pytest_nixl.checks.endpoints.deployment import Deployment, judge_form
 from pytest_nixl.cli import main
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -27,7 +27,6 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import Explanation, explain
 from pytest_nixl.nixl.endpoint_reading import INVALID, Address, ReadOutcome, Resolver, resolve_numeric, suppose
-from pytest_nixl.processes.supervisor import supervisor
 from suites.uri_validation.corpus import Entry, load_corpus
 
 CORPUS = load_corpus()
@@ -94,13 +93,6 @@ def test_endpoints_are_named_by_where_they_come_from(
 ) -> None:
     deployment = Deployment.of(make_settings(etcd="http://etcd:2379", sources={"etcd": source}), "http://ours:2379")
     assert (deployment.source, deployment.text) == (name, "http://etcd:2379")
-
-
-def test_agents_that_only_store_bytes_publish_nothing(make_settings: Callable[..., Settings]) -> None:
-    deployment = Deployment("--nixl-etcd", "http://etcd:2379", explain("http://etcd:2379", suppose))
-    judgement = judge_publication(deployment, make_settings(backend=("POSIX", "OBJ")), supervisor())
-    assert judgement.verdict is Verdict.NOT_APPLICABLE
-    assert judgement.reason.startswith("--nixl-backend=POSIX,OBJ moves bytes only to storage")
 
 
 @pytest.mark.parametrize("rewrite", sorted({entry.rewrite for entry in CORPUS if entry.rewrite}))
@@ -407,21 +399,6 @@ def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) 
     output = capsys.readouterr().out
     assert output.replace("\n", "").isprintable()
     assert "\\x1b[31m\\x07" in output
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("http://127.0.0.1:2379", 0),
-        ("127.0.0.1:1,127.0.0.1:2", 0),
-        ("https://127.0.0.1:2379", 1),
-        ("http://u:p@127.0.0.1:1,http://127.0.0.1:2", 1),
-        ("http://127.0.0.1:1/,http://127.0.0.1:2", 1),
-        ("", 1),
-    ],
-)
-def test_exit_code_of_the_command(text: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["endpoint", text]) == code
 
 
 def test_the_command_without_an_endpoint_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,6 @@ from types import SimpleNamespace
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, run
 
-from pytest_nixl.core.extensions import ExtensionError
-from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.backends import BACKENDS, between_agents, libfabric, plugin_of, shake_hands
 from pytest_nixl.nixl.backends.libfabric import BACKEND, PLUGIN, check_released, check_version, choose
 from pytest_nixl.nixl.backends.libraries import (
@@ -32,7 +28,6 @@ from pytest_nixl.nixl.backends.libraries import (
     open_library,
     remedies,
 )
-from pytest_nixl.report.table import lines
 from pytest_nixl.session.parsers import parse_backends
 
 FABRIC = LIBRARIES[-1]
@@ -338,19 +333,6 @@ def test_provider_and_device_are_read_from_the_log(log: str, transports: tuple[s
     assert BACKEND.transports(log, "WRITE", 4096) == transports
 
 
-def test_rows_of_two_backends_are_compared() -> None:
-    def row(backend: str, bandwidth: float, verdict: Verdict = Verdict.PASS) -> Result:
-        figures = RowSummary(bandwidth, 1e-6, 1e-6, 10, 0.0, 0.0, ())
-        key = f"{backend}/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1"
-        return Result("bandwidth", key, verdict, row=RowKey.parse(key), summary=figures)
-
-    ratio = "LIBFABRIC : UCX  WRITE  DRAM:DRAM    1MiB  pages=huge  0.45"
-    good = [line.text for line in lines([row("UCX", 2e9), row("LIBFABRIC", 0.9e9)], gate=False)]
-    assert ratio in good
-    wrong = [row("UCX", 2e9, Verdict.WRONG_TRANSPORT), row("LIBFABRIC", 0.9e9)]
-    assert not [line.text for line in lines(wrong, gate=False) if " : UCX" in line.text]
-
-
 @pytest.mark.parametrize(
     ("name", "storage", "delivers", "waits"),
     [
@@ -371,16 +353,3 @@ def test_unsupported_backend_is_refused_with_its_reason() -> None:
     with pytest.raises(ValueError, match=r"'gds' .*: it needs a GPU"):
         parse_backends("gds")
     assert parse_backends(" ucx , Libfabric ") == ("UCX", "LIBFABRIC")
-
-
-def test_backend_of_a_package_is_refused_with_all_that_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "acme-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[pytest_nixl.backends]\nACME = builtins:object\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    values = "NAME, PLUGIN, STORAGE, COMPLETION_IMPLIES_DELIVERY, SHAKES_HANDS"
-    with pytest.raises(ExtensionError, match=f"lacks creating, environment, load, mistaken, transports, {values}:"):
-        parse_backends("acme")

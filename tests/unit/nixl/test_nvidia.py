@@ -403,7 +403,9 @@ def test_a_driver_that_starts_is_used_and_another_is_named(monkeypatch: pytest.M
         raise RuntimeError("libcuda is not found\nmore")
 
     driver.cuGetErrorName = lambda code: (0, b"CUDA_ERROR_%d" % code)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     for init, expected in (
+        (lambda flags: (100,), (f"CUDA_VISIBLE_DEVICES=7 {HIDDEN[0]}", HIDDEN[1])),
         (lambda flags: (9999 + flags,), ("the CUDA driver does not start: CUDA_ERROR_9999", OTHER_REMEDY)),
         (refuse, NO_LIBRARY),
     ):

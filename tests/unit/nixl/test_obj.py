@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, profile, run
-from helpers.s3 import KEYS, S3Server, use_s3
-from helpers.s3_faults import faulty_s3
+from helpers.cli_run import run
+from helpers.http_double import HttpDouble, answering
+from helpers.s3 import S3Server, use_s3
 
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
@@ -61,23 +57,6 @@ def test_blocks_of_a_kv_cache_move_to_objects(server: S3Server) -> None:
 
 
 @pytest.mark.long
-def test_bandwidth_suite_passes_with_the_gate_and_records(server: S3Server, tmp_path: Path) -> None:
-    written = tmp_path / "run.json"
-    accepted = profile(tmp_path / "p.toml", "backend = ['OBJ']\ntransports = ['http']")
-    done = run(
-        BANDWIDTH, "--nixl-backend=obj", "--nixl-blocks=4KiB,64KiB", "--nixl-batch=2", "--nixl-depth=3",
-        "--nixl-duration=20ms",
-        f"--nixl-profile={accepted}", "--nixl-gate", f"--benchmark-json={written}",
-        env={name: os.environ[name] for name in (*KEYS, "AWS_ENDPOINT_URL")}, 
-    )  # fmt: skip
-    assert done.code == 0, done.output
-    assert done.verdicts == dict.fromkeys(("WRITE 64KiB", "WRITE 4KiB", "READ 64KiB", "READ 4KiB"), "PASS")
-    recorded = json.loads(written.read_text())["benchmarks"]
-    assert recorded[0]["fullname"] == "OBJ/WRITE/DRAM:OBJ/4KiB/batch2/depth3/0-0"
-    assert server.url.replace("://", "/") in recorded[0]["extra_info"]["transports"]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("block", [4096, BLOCK, 3 << 20])
 def test_another_client_reads_what_nixl_wrote(server: S3Server, make_pairs: MakePairs, block: int) -> None:
     written = link(make_pairs(blocks=(block,), batch=(2,)))
@@ -114,27 +93,6 @@ def test_parameters_say_where_the_objects_are_without_a_variant(
     assert moved.move(BLOCK) is None
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_objects_move_in_parts_from_the_limit_on(server: S3Server, make_pairs: MakePairs, op: str) -> None:
-    size = 20 << 20
-    # NIXL's client for parts does not read AWS_ENDPOINT_URL.
-    options = {"crtMinLimit": str(8 << 20), "endpoint_override": server.url.partition("//")[2], "scheme": "http"}
-    expected = tuple(
-        BackendParameter("OBJ", *pair) for pair in sorted({**options, "use_virtual_addressing": "false"}.items())
-    )
-    moved = link(make_pairs(blocks=(size,), backend_params=expected), op)
-    assert str(moved.key(size)).endswith("/crtMinLimit=8388608,use_virtual_addressing=false")
-    with moved._transfers(size, 1, 1) as transfers:
-        seed = moved._fill(size, poison=True)
-        moved._run("move", transfers, 60)
-        assert moved._compare("moved", seed, size) is None
-        [key] = server.keys
-        tag = server.client.head_object(Bucket="bucket", Key=key)["ETag"]
-    # An object that was stored in three parts says so; one that pytest-nixl's client stored has none.
-    assert tag.endswith('-3"') == (op == "WRITE")
-
-
 def test_object_that_another_program_deletes_is_named(server: S3Server, make_pairs: MakePairs) -> None:
     reading = link(make_pairs(), "READ")
     with pytest.raises(WorkerError) as caught, reading._transfers(BLOCK, 1, 1) as transfers:
@@ -148,59 +106,31 @@ def test_object_that_another_program_deletes_is_named(server: S3Server, make_pai
 
 
 @pytest.mark.parametrize(
-    ("variables", "reason", "remedy"),
+    ("variable", "value", "reason", "remedy"),
     [
-        ({"AWS_DEFAULT_BUCKET": "no-bucket"}, "answered NoSuchBucket", "AWS_DEFAULT_BUCKET"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "http://127.0.0.1:1 cannot be reached", "AWS_ENDPOINT_URL"),
-        ({"AWS_ENDPOINT_URL": "http://no-host.invalid:80"}, "does not resolve", "AWS_ENDPOINT_URL"),
-        ({"AWS_ENDPOINT_URL": "ftp://host"}, "'ftp://host' is not http", "AWS_ENDPOINT_URL"),
-        ({"AWS_DEFAULT_BUCKET": ""}, "no bucket is named", "AWS_DEFAULT_BUCKET="),
-        ({"AWS_SECRET_ACCESS_KEY": ""}, "missing: AWS_SECRET_ACCESS_KEY", "set AWS_ACCESS_KEY_ID"),
-        ({"AWS_ENDPOINT_URL": "https"}, "does not speak TLS", "write http://"),
+        ("AWS_DEFAULT_BUCKET", "no-bucket", "answered NoSuchBucket", "AWS_DEFAULT_BUCKET"),
+        ("AWS_ENDPOINT_URL", "ftp://host", "'ftp://host' is not http", "AWS_ENDPOINT_URL"),
     ],
-    ids=["bucket", "closed-port", "host", "scheme", "no-bucket", "no-key", "tls"],
 )
-def test_what_is_wrong_with_the_server_is_named_with_a_remedy(
-    server: S3Server, make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str], reason: str, remedy: str,
+def test_a_worker_names_what_is_wrong_with_its_server(
+    server: S3Server, make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, reason: str,
+    remedy: str,
 ) -> None:  # fmt: skip
-    for name, value in variables.items():
-        monkeypatch.setenv(name, server.url.replace("http", "https") if value == "https" else value)
+    """In pytest's process, ``test_object_store.py`` has each of these faults."""
+    monkeypatch.setenv(variable, value)
     with pytest.raises(WorkerError) as caught:
         link(make_pairs())
     assert reason in caught.value.reason
     assert remedy in caught.value.remedy
 
 
-@pytest.mark.long
-def test_server_that_limits_requests_during_a_transfer_is_named(
-    server: S3Server, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
-) -> None:
-    storm = threading.Event()
-    with faulty_s3(server.url, lambda *_: "SlowDown" if storm.is_set() else "") as (url, _):
-        use_s3(monkeypatch, url)
-        moved = link(make_pairs(timeout=60.0))
-        with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
-            moved._fill(BLOCK, poison=True)
-            storm.set()
-            moved._run("move", transfers, 60)
-    assert f"the S3 server {url} answered SlowDown" in caught.value.reason
-    assert "--nixl-depth" in caught.value.remedy
-    for key in server.keys:  # the storm did not let them be deleted
-        server.client.delete_object(Bucket="bucket", Key=key)
-
-
-class _Refusing(BaseHTTPRequestHandler):
+class _Refusing(HttpDouble):
     """A double: moto accepts every key and clock, so this answers with the error code that the path names."""
 
     def do_PUT(self) -> None:
         code = self.path.split("/")[1]
-        self.send_response(int(code) if code.isdigit() else 403, "refused")
-        self.end_headers()
-        self.wfile.write(b"" if code.isdigit() else f"<Error><Code>{code}</Code></Error>".encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+        status, text = (int(code), "") if code.isdigit() else (403, f"<Error><Code>{code}</Code></Error>")
+        self.answer(status, text.encode())
 
 
 STATUSES = {"503": "HTTP 503 Service Unavailable", "599": "HTTP 599"}
@@ -208,14 +138,13 @@ STATUSES = {"503": "HTTP 503 Service Unavailable", "599": "HTTP 599"}
 
 @pytest.mark.parametrize("code", [*sorted(BY_CODE), *STATUSES])
 def test_each_answer_of_a_server_has_its_own_remedy(code: str) -> None:
-    with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
-        threading.Thread(target=refusing.handle_request, daemon=True).start()
-        client = ObjectClient(ObjectStore("http", f"127.0.0.1:{refusing.server_port}", code, "r"), ("key", "secret"))
+    with answering(_Refusing) as port:
+        client = ObjectClient(ObjectStore("http", f"127.0.0.1:{port}", code, "r"), ("key", "secret"))
         with pytest.raises(ObjectStoreError) as caught:
             client.put("key", b"x")
     fault = BY_STATUS.get(int(code), UNKNOWN) if code in STATUSES else BY_CODE[code]
     answer = f"{STATUSES.get(code, code)} to PUT of an object in bucket {code}"
-    assert caught.value.reason == f"the S3 server http://127.0.0.1:{refusing.server_port} answered {answer}"
+    assert caught.value.reason == f"the S3 server http://127.0.0.1:{port} answered {answer}"
     assert (caught.value.remedy, caught.value.kind) == (fault.remedy, fault.kind)
 
 

@@ -46,14 +46,6 @@ def test_bandwidth_suite_passes_with_the_gate_and_records(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_storage_backend_and_another_backend_have_separate_rows() -> None:
-    done = run(BANDWIDTH, "--nixl-backend=UCX,POSIX", "--nixl-op=WRITE", "--nixl-blocks=64KiB")
-    assert done.code == 0, done.output
-    rows = [line.split()[:3] for line in done.output.splitlines() if " WRITE " in line and "64KiB" in line]
-    assert rows == [["UCX", "WRITE", "DRAM:DRAM"], ["POSIX", "WRITE", "DRAM:FILE"]]
-
-
-@pytest.mark.long
 def test_other_suites_skip_checks_that_storage_cannot_run() -> None:
     done = run("-v", "suites/metadata", "suites/infrastructure", "--nixl-backend=POSIX")
     assert done.code == 0, done.output
@@ -97,28 +89,10 @@ def test_page_cache_is_bypassed_if_blocks_are_whole_pages(make_pairs: MakePairs,
     assert (whole.transports == odd.transports) == (system == "tmpfs" or whole.transports[0].startswith("cached"))
 
 
-@pytest.mark.long
-def test_files_in_memory_are_reported_and_are_not_storage(tmp_path: Path) -> None:
-    only_storage = profile(tmp_path / "p.toml", "backend = ['POSIX']\ntransports = ['direct']")
-    done = run(BANDWIDTH, "--nixl-backend=POSIX", "--nixl-blocks=64KiB", "--nixl-file-dir=/dev/shm",
-               f"--nixl-profile={only_storage}")  # fmt: skip
-    assert done.code == 1
-    assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT", "READ 64KiB": "WRONG-TRANSPORT"}
-    assert "memory/tmpfs" in done.output
-
-
 def test_directory_in_which_no_file_can_be_created_is_reported_with_a_remedy(make_pairs: MakePairs) -> None:
     with pytest.raises(WorkerError, match=r"65536 bytes .* /proc: .*initiator") as caught:
         link(make_pairs(file_dir="/proc"))
     assert "--nixl-file-dir" in caught.value.remedy
-
-
-@pytest.mark.long
-def test_backend_between_agents_refuses_files() -> None:
-    done = run(BANDWIDTH, "--nixl-backend=UCX", "--nixl-memory=DRAM:FILE")
-    assert done.code == 4
-    assert "--nixl-backend=UCX" in done.output
-    assert "--nixl-memory=DRAM:FILE" in done.output
 
 
 MOUNTS = """\

@@ -13,8 +13,6 @@ from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
-from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.backends.ucx import UcxBackend
 from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
 from pytest_nixl.nixl.worker.row_transfers import prepare_row
 from pytest_nixl.nixl.worker.transfer import COUNTED, Transfers
@@ -80,21 +78,6 @@ def test_the_timed_transfers_of_a_walk_reach_its_end(shared_pairs: MakePairs, mo
     monkeypatch.setattr(Link, "_run", timed_only)
     monkeypatch.setattr(Link, "_compare", compared_after)
     assert link(shared_pairs(**SHARED)).measure(4 * KIB).corruption is None
-
-
-@pytest.mark.long
-def test_a_backend_whose_done_means_posted_walks_with_a_notification_per_transfer(
-    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # With UCX, DONE means that the bytes have arrived; here it is treated as a backend without that guarantee.
-    class Posting(UcxBackend):
-        COMPLETION_IMPLIES_DELIVERY = False
-
-    monkeypatch.setitem(BACKENDS, "UCX", Posting())
-    for depth in (1, 4):
-        pairs = make_pairs(depth=(depth,), duration=0.0)
-        assert link(pairs, footprint=MIB).measure(64 * KIB, depth=depth).corruption is None
-        pairs.close()
 
 
 @pytest.mark.long

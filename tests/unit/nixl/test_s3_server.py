@@ -85,13 +85,11 @@ def test_each_worker_of_xdist_has_its_own_server(pytester: pytest.Pytester) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["option", "ini", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize("how", ["option", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
 def test_bucket_of_an_existing_server_is_removed_with_its_objects(
     pytester: pytest.Pytester, server: S3Server, how: str
 ) -> None:
     arguments = [f"--nixl-s3={server.url}"] if how == "option" else []
-    if how == "ini":
-        pytester.makeini(f"[pytest]\nnixl_s3 = {server.url}")
     done, listing = run(pytester, *arguments, env={**KEYS, **({how: server.url} if how.startswith("AWS") else {})})
     done.assert_outcomes(passed=2)
     kind, url, bucket, keys = json.loads(listing[1].read_text())
@@ -141,26 +139,6 @@ def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypa
         for number in range(5):
             bucket.client.put(str(number), b"x")
     assert buckets(server) == ["bucket"]
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("ftp://host", "'ftp://host' is not the URL of an S3 server"),
-        ("http://host/path", "'http://host/path' is not the URL of an S3 server"),
-        ("minio", "'minio' is not the URL of an S3 server"),
-        ("http://user:secret@host", "the URL has a user (not shown)"),
-        ("container:", "'' is not an image reference"),
-        ("container:an image", "'an image' is not an image reference"),
-    ],
-)
-def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, message: str) -> None:
-    done, _ = run(pytester, f"--nixl-s3={value}")
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    [line] = [text for text in done.errlines if text]
-    assert message in line
-    assert "expected http://HOST[:PORT], https://HOST[:PORT], embedded, container, or container:IMAGE" in line
-    assert "secret" not in line
 
 
 @pytest.mark.parametrize(
@@ -310,13 +288,12 @@ def test_a_bucket_is_where_parameters_or_else_variables_say(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.whole), True], ids=["healthy", "test fails"])
-def test_server_in_a_container_is_removed_at_the_end(pytester: pytest.Pytester, dies: bool) -> None:
+def test_server_in_a_container_is_removed_after_a_test_that_fails(pytester: pytest.Pytester) -> None:
     image = moto_image()
     before = set(container_names())
-    pytester.makepyfile(test_also=f"def test_it(nixl_s3):\n    assert not {dies}")
+    pytester.makepyfile(test_also="def test_it(nixl_s3):\n    assert False")
     done, listing = run(pytester, f"--nixl-s3=container:{image}", in_process=False)
-    done.assert_outcomes(passed=2 if dies else 3, failed=int(dies))
+    done.assert_outcomes(passed=2, failed=1)
     first, second = (json.loads(path.read_text()) for path in listing)
     assert first[0] == "container"
     assert first[:3] == second[:3]

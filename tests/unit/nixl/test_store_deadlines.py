@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 
 import pytest
+from helpers.raw_server import Answer, dripping, serving
 
 from pytest_nixl.checks.storage import check as object_store
 from pytest_nixl.nixl.worker import object_stores, objects, transfer
@@ -17,8 +16,6 @@ from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
 
 #: A fault is named within this time, in seconds.
 NAMED = 30.0
-#: For how long a server of these tests goes on if nobody hangs up: tests that miss it fail by other words.
-LONG = 60.0
 
 
 def test_no_sum_of_deadlines_is_longer_than_a_fault_may_take() -> None:
@@ -34,66 +31,27 @@ def test_no_sum_of_deadlines_is_longer_than_a_fault_may_take() -> None:
     assert objects._DOUBT_SECONDS + transfer.STALLED_SECONDS < NAMED
 
 
-@contextmanager
-def serving(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[ObjectClient]:
-    """Let a function answer each connection until the body ends; yield a client of that server."""
-    ended = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            with suppress(OSError):
-                connection, _ = listening.accept()
-                with connection:
-                    talk(connection, ended)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        port = listening.getsockname()[1]
-        store = ObjectStore("http", f"127.0.0.1:{port}", "bucket", "us-east-1")
+@pytest.mark.parametrize(
+    "answer",
+    [dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"#"), dripping(b"", b"")],
+    ids=["in drops", "silent"],
+)
+def test_a_server_that_does_not_end_its_answer_is_named_at_the_deadline(answer: Answer) -> None:
+    """No single wait of the client for an answer in drops is long."""
+    with serving(answer) as endpoint:
+        store = ObjectStore("http", f"127.0.0.1:{endpoint.port}", "bucket", "us-east-1")
         client = ObjectClient(store, ("key", "secret"))
-        try:
-            yield client
-        finally:
-            ended.set()
-            client.close()
-            with suppress(OSError):
-                listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-def drips(connection: socket.socket, ended: threading.Event) -> None:
-    """Send an answer a byte at a time: no single wait of the client is long."""
-    connection.recv(65536)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n")
-    for _ in range(int(LONG / 0.05)):
-        connection.sendall(b"#")
-        if ended.wait(0.05):
-            return
-
-
-def is_silent(_: socket.socket, ended: threading.Event) -> None:
-    ended.wait(LONG)
-
-
-@pytest.mark.parametrize("talk", [drips, is_silent])
-def test_a_server_that_does_not_end_its_answer_is_named_at_the_deadline(
-    talk: Callable[[socket.socket, threading.Event], None],
-) -> None:
-    with serving(talk) as client:
         with pytest.raises(ObjectStoreError, match=r"http://127\.0\.0\.1:\d+ did not answer within 0\.5 s\n") as caught:
             client.probe("key", 0.5)
         assert caught.value.kind == "endpoint"
         assert "check that the server runs" in caught.value.remedy
-        # It is asked nothing more, so that each later step does not wait as long again.
-        with pytest.raises(ObjectStoreError, match=r"within 0\.5 s\n"):
-            client.within(LONG, lambda: pytest.fail("the server was asked again"))
-        client.discard("key", LONG)
+    client.close()
 
 
 def test_a_name_that_takes_long_to_resolve_is_named_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double of a name server that does not answer, for which no wait of a socket counts."""
     ended = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait(LONG) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait(60) and [])
     client = ObjectClient(ObjectStore("http", "host.invalid:80", "bucket", "us-east-1"), ("key", "secret"))
     with pytest.raises(ObjectStoreError, match=r"http://host\.invalid:80 did not answer within 0\.5 s\n"):
         client.probe("key", 0.5)

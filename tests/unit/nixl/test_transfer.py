@@ -416,11 +416,6 @@ def test_a_clear_row_ends_after_four_windows(factors: Sequence[float], rate: flo
     assert len(timed(sender, decisive_rate=rate)["windows"]) == windows
 
 
-def test_windows_that_agree_later_do_not_end_a_row() -> None:
-    sender = TimedInitiator([0.001, 0.001, 0.0011, 0.0012, 0.001])
-    assert len(timed(sender, decisive_rate=0.0)["windows"]) == WINDOWS
-
-
 @pytest.mark.parametrize(
     ("options", "size"),
     [({"iterations": 201}, 21), ({"depth": 32}, 32), ({"transfers": 301}, 31), ({}, 8)],

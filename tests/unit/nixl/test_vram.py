@@ -23,8 +23,6 @@ from helpers import gpu_standin
 from helpers.cli_run import profile, run
 from helpers.pytester_run import run_pytest
 
-from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.model.findings import FindingError
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends.libraries import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
@@ -68,30 +66,7 @@ def agent(started: Agents, driver: dict[str, str]) -> NixlAgent:
     return started.start("with-gpus", environment=driver)
 
 
-@pytest.fixture(scope="module")
-def without(started: Agents) -> NixlAgent:
-    """An agent whose worker sees what this machine has: no GPU."""
-    return started.start("without")
-
-
 # Without a GPU
-
-
-def test_worker_without_a_gpu_reports_the_reason_in_one_sentence(without: NixlAgent) -> None:
-    with pytest.raises(NotApplicableError) as caught:
-        without.allocate(4096, "VRAM")
-    assert caught.value.reason == f"VRAM {NO_DRIVER}"
-    assert "--gpus all" in caught.value.remedy
-    with pytest.raises(NotApplicableError, match=re.escape(f"this test {NO_DRIVER}")):
-        without.gpus()
-    with pytest.raises(WorkerError, match="HBM: expected DRAM, VRAM, FILE or OBJ"):
-        without.worker.call("allocate", size=1, memory_type="HBM")
-
-
-def test_variable_that_hides_every_gpu_is_named(started: Agents, driver: dict[str, str]) -> None:
-    blind = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": ""})
-    with pytest.raises(NotApplicableError, match="needs a GPU, and CUDA_VISIBLE_DEVICES= "):
-        blind.allocate(4096, "VRAM")
 
 
 PLAIN = """
@@ -118,36 +93,11 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
     pytester.makeconftest("from pytest_nixl.suites.conftest import *")
     pytester.makepyfile("from pytest_nixl.suites.bandwidth.test_bandwidth import test_bandwidth")
     any_speed = profile(tmp_path / "any.toml", "floor = '1 KB/s'")
-    options = (
-        f"--nixl-profile={any_speed}",
-        "--nixl-blocks=4KiB,8KiB",
-        "--nixl-op=READ",
-        "--nixl-duration=10ms",
-        "--benchmark-quiet",
-    )
-    missing = "MISSING bandwidth: {0} was requested ({1}), but none of its 2 rows ran: {0} *"
-    seeds = {"NIXL_TARGET_SEG_TYPE": "VRAM"}
-    for more, env, pair, requested_by, verdict in (
-        (
-            ["--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate"],
-            {},
-            "VRAM:VRAM",
-            "--nixl-memory",
-            "NIXL gate: FAIL (*1 M*",
-        ),
-        # Without the gate it was asked for by name too, and did not run.
-        (
-            ["--nixl-memory=VRAM:VRAM"],
-            {},
-            "VRAM:VRAM",
-            "--nixl-memory",
-            "NIXL verdict: NOTHING CHECKED (1 MISSING, 2 NOT-APPLICABLE; 0 rows measured)",
-        ),
-        (["--nixl-gate"], seeds, "DRAM:VRAM", "NIXL_TARGET_SEG_TYPE", "NIXL gate: FAIL (*"),
-    ):
-        result = run_pytest(pytester, *options, *more, env=env)
-        result.stdout.fnmatch_lines([missing.format(pair, requested_by), "    remedy: *--gpus all*", verdict])
-        assert result.ret == 1
+    options = "--nixl-blocks=4KiB,8KiB --nixl-op=READ --nixl-duration=10ms --benchmark-quiet --nixl-gate".split()
+    result = run_pytest(pytester, f"--nixl-profile={any_speed}", "--nixl-memory=DRAM:DRAM,VRAM:VRAM", *options)
+    missing = "MISSING bandwidth: VRAM:VRAM was requested (--nixl-memory), but none of its 2 rows ran: VRAM:VRAM *"
+    result.stdout.fnmatch_lines([missing, "    remedy: *--gpus all*", "NIXL gate: FAIL (*1 M*"])
+    assert result.ret == 1
 
 
 # With GPUs that are host memory
@@ -200,12 +150,6 @@ def test_first_wrong_byte_is_reported_at_any_offset(agent: NixlAgent) -> None:
         vram.read()
 
 
-def test_ucx_registers_gpu_memory_as_gpu_memory(agent: NixlAgent) -> None:
-    buffer = agent.allocate(4096, "VRAM", device=1)
-    agent.deregister_memory(agent.register(buffer))
-    buffer.free()
-
-
 def test_host_access_to_gpu_memory_ends_the_worker(started: Agents, driver: dict[str, str]) -> None:
     """Every other test here relies on that: a host access to GPU memory in our code would end it."""
     agent = started.start(environment=driver)
@@ -214,27 +158,20 @@ def test_host_access_to_gpu_memory_ends_the_worker(started: Agents, driver: dict
         agent.run("helpers.vram_functions:touch", address=buffer.address)
 
 
-def test_gpu_memory_that_ucx_detects_as_host_memory_is_a_finding(started: Agents, without_nvml: dict[str, str]) -> None:
-    """The fault is real: UCX's CUDA module needs NVML."""
-    agent = started.start(environment=without_nvml)
-    buffer = agent.allocate(4096, "VRAM")
-    with pytest.raises(FindingError) as caught:
-        agent.register(buffer)
-    assert caught.value.finding == VRAM_AS_HOST
-    lacks = "UCX cannot load its CUDA modules: libuct_cuda needs libnvidia-ml.so.1, which cannot be found or loaded"
-    for value in (agent.worker.name, "GPU 0", "VRAM memory is detected as host by UCX", lacks):
-        assert value in caught.value.reason
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in caught.value.remedy
-    buffer.free()
-
-
 def test_worker_loads_the_cuda_runtime_that_the_loader_does_not_find(agent: NixlAgent, driver: dict[str, str]) -> None:
     assert agent.worker.versions[LOADED].endswith("/nvidia/cuda_runtime/lib/libcudart.so.12")
 
 
 @pytest.mark.parametrize(
     ("host", "output", "code"),
-    [("without_nvml", rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", 1), ("driver", r"\(1 PASS", 0)],
+    [
+        (
+            "without_nvml",
+            rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid .* libuct_cuda needs libnvidia-ml\.so\.1",
+            1,
+        ),
+        ("driver", r"\(1 PASS", 0),
+    ],
 )
 def test_the_suite_tells_how_ucx_takes_gpu_memory(
     request: pytest.FixtureRequest, host: str, output: str, code: int

@@ -134,24 +134,12 @@ def test_items_of_one_etcd_or_engine_are_removed_together() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("item", "login"),
-    [
-        (prefix(), False),
-        (prefix(credentials={"user": "u", "password": "secret", "cacert": "ca"}), True),
-        (prefix(user="u"), True),
-        (prefix(login=True), True),
-    ],
-)
-def test_what_is_watched_is_written_down_without_passwords(tmp_path: Path, item: dict[str, Any], login: bool) -> None:
+def test_what_is_watched_is_read_back_unless_its_file_is_damaged(tmp_path: Path) -> None:
+    """What is written of passwords is in ``test_supervisor.py``."""
     assert watched(str(tmp_path)) == {}
-    write_watched(str(tmp_path), {"p": item, "c": container(HOME="/h")})
+    write_watched(str(tmp_path), {"c": container(HOME="/h")})
     assert [path.name for path in tmp_path.iterdir()] == ["watched.json"]
-    assert "secret" not in (tmp_path / "watched.json").read_text()
-    plain = prefix()["endpoints"]
-    credentials = {**item["credentials"], "user": "", "password": ""}
-    written = {**item, "endpoints": plain, "credentials": credentials, "login": login}
-    assert watched(str(tmp_path)) == {"p": written, "c": container(HOME="/h")}
+    assert watched(str(tmp_path)) == {"c": container(HOME="/h")}
     (tmp_path / "watched.json").write_text("[")
     assert watched(str(tmp_path)) == {}
     write_watched(str(tmp_path / "absent"), {})

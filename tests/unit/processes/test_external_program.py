@@ -16,7 +16,6 @@ from helpers.needs import need_programs
 from helpers.two_ranks import two
 
 from pytest_nixl.cluster.peer_client import PeerError
-from pytest_nixl.core.ring_buffer import RingBuffer
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.tools import TOOLS, own_variables, variable
@@ -132,15 +131,6 @@ def test_only_the_last_mib_of_output_is_kept(make: Make) -> None:
     output = program.output()
     assert output.endswith("399999\n400000\ndone\n")
     assert len(output) <= 1 << 20
-
-
-def test_a_late_reader_gets_the_end_of_the_output() -> None:
-    buffer = RingBuffer(4)
-    buffer.write(b"abcdef")
-    assert buffer.since(0) == (2, b"cdef")
-    assert buffer.since(3, 2) == (3, b"de")
-    assert buffer.since(6) == (6, b"")
-    assert buffer.text() == "cdef"
 
 
 def test_a_peer_runs_its_own_copy_of_the_program(

@@ -45,23 +45,8 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (
-            "helpers.agent_functions:raise_error",
-            "ValueError in rank 0 (agent worker, pid {pid}) during 'run': the user's own",
-        ),
-        (
-            "helpers.agent_functions:no_such",
-            "AttributeError in rank 0 (agent worker, pid {pid}) during 'run': module 'helpers.agent_",
-        ),
-        (
-            "no_such_module:f",
-            "ModuleNotFoundError in rank 0 (agent worker, pid {pid}) during 'run': No module named 'no_",
-        ),
-        (
-            "helpers.agent_functions:import_missing",
-            "ModuleNotFoundError in rank 0 (agent worker, pid {pid}) during 'run': No mo",
-        ),
-        ("agent_functions", "refused 'run': 'agent_functions'"),
+        ("helpers.agent_functions:raise_error", "ValueError in {name} during 'run': the user's own"),
+        ("no_such_module:f", "ModuleNotFoundError in {name} during 'run': No module named 'no_such_module'"),
         ("helpers.agent_functions:give_object", "a value of type object cannot be sent"),
     ],
 )
@@ -70,7 +55,7 @@ def test_function_that_fails_is_an_error_and_the_worker_survives(
 ) -> None:
     with pytest.raises(WorkerError) as caught:
         survivor.run(function)
-    assert message.format(pid=survivor.worker.pid) in caught.value.reason
+    assert message.format(name=survivor.worker.name) in caught.value.reason
     assert "NIXL" not in f"{caught.value.reason} {caught.value.remedy}", "NIXL is not at fault"
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
 
@@ -138,13 +123,6 @@ def test_worker_that_was_killed_between_requests_is_named(agents: Agents, number
     assert "Traceback" not in str(caught.value)
 
 
-def test_error_of_nixl_is_reported_and_the_worker_survives(survivor: NixlAgent) -> None:
-    with pytest.raises(NixlError, match=r"nixl\w+Error \(NIXL_ERR_\w+\) in rank 0") as caught:
-        survivor.add_remote_agent(b"no metadata of any agent, but long enough to be looked at")
-    assert caught.value.type_name.startswith("nixl")
-    assert survivor.get_plugin_list()
-
-
 @pytest.mark.parametrize("text", ["banana", "posix,self"])
 def test_ucx_that_nixl_refuses_because_of_its_transports_is_reported_with_the_variable(
     agents: Agents, text: str
@@ -163,21 +141,6 @@ def test_backend_that_ucx_refuses_is_reported_with_the_message_of_nixl(agents: A
         agents.start(environment={"UCX_NET_DEVICES": "banana", "UCX_TLS": "tcp"})
     assert "nixlBackendError" in caught.value.reason
     assert "banana" in caught.value.detail
-
-
-@pytest.mark.long
-def test_package_is_that_of_the_loaded_nixl_if_another_is_installed(agents: Agents, tmp_path: Path) -> None:
-    # A stand-in for what `pip install nixl` leaves: the records of a second wheel that is not loaded.
-    loaded = agents.start().worker.versions
-    other = {"nixl-cu12": "nixl_cu13", "nixl-cu13": "nixl_cu12"}[loaded["nixl_package"]]
-    records = tmp_path / f"{other}-0.0.1.dist-info"
-    records.mkdir()
-    (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {other.replace('_', '-')}\nVersion: 0.0.1\n")
-    (records / "RECORD").write_text(f"{other}/_api.py,,\n")
-    both = agents.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert both.run("helpers.agent_functions:has_package", name=other.replace("_", "-"))
-    versions = {name: both.worker.versions[name] for name in ("nixl", "nixl_package")}
-    assert versions == {name: loaded[name] for name in ("nixl", "nixl_package")}
 
 
 def test_the_loaded_ucx_says_its_version(survivor: NixlAgent) -> None:

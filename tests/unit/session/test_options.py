@@ -79,6 +79,7 @@ WRONG: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("file_dir", "there is no directory {!r}", ("/nowhere", "/etc/passwd", LONG, "")),
     ("s3", "{!r} is not the URL of an S3 server", ("minio:9000", "http://h/bucket", "http://h:x", "", "podman:moto")),
     ("s3", "'a b' is not an image reference", ("container:a b",)),
+    ("s3", "'' is not an image reference", ("container:",)),
     ("s3", "the URL has a user (not shown): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
      (f"http://me:{SECRET}@h",)),
     ("blocks", f"{{!r}} is not a size: expected {SIZE_FORM}", ("many", "KiB", "", "-4KiB")),
