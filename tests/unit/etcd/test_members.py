@@ -221,7 +221,7 @@ class TokenServer(HttpDouble):
 
     log: ClassVar[list[str]] = []
 
-    def do_POST(self) -> None:
+    def reply(self) -> None:
         body = json.loads(self.body())
         valid = f"token-{1 + (len(self.log) > 2)}"
         if self.path == "/v3/auth/authenticate":

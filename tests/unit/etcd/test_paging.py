@@ -36,7 +36,7 @@ def endless(pages: Pages, *, keys_end: bool = False) -> Iterator[EtcdClient]:
     number = itertools.count()
 
     class Paged(HttpDouble):
-        def do_POST(self) -> None:
+        def reply(self) -> None:
             request = json.loads(self.body())
             keys = pages(next(number), base64.b64decode(request["key"]).decode().split("\0")[0], request["limit"])
             key_values = [{"key": base64.b64encode(key.encode()).decode(), "mod_revision": "3"} for key in keys]

@@ -203,7 +203,7 @@ class TestSeen:
         class Server(HttpDouble):
             protocol_version = "HTTP/1.1"
 
-            def do_POST(self) -> None:
+            def reply(self) -> None:
                 self.body()
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")

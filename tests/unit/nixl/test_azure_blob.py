@@ -200,7 +200,7 @@ def test_no_secret_of_a_url_is_shown() -> None:
 class _Breaking(HttpDouble):
     """A double: it ends the connection within the content of a blob."""
 
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         self.send_response(206)
         for name, value in (("content-length", "7"), ("content-range", "bytes 0-6/7"), ("etag", "e")):
             self.send_header(name, value)
@@ -211,9 +211,7 @@ class _Breaking(HttpDouble):
 def client_of(port: int, container: str) -> BlobClient:
     """Return a client of a double."""
     connection = connection_string(f"http://127.0.0.1:{port}")
-    return BlobClient.of(
-        {}, {"AZURE_STORAGE_CONNECTION_STRING": connection, "AZURE_STORAGE_CONTAINER_NAME": container}
-    )
+    return BlobClient.of({}, {"AZURE_STORAGE_CONNECTION_STRING": connection, "AZURE_STORAGE_CONTAINER_NAME": container})
 
 
 def test_a_connection_that_breaks_is_no_lack_of_credentials() -> None:
@@ -272,7 +270,7 @@ def test_a_wrong_clock_is_named(
 class _Refusing(HttpDouble):
     """A double: Azurite knows few faults, so this answers with the error code that the path names."""
 
-    def do_PUT(self) -> None:
+    def reply(self) -> None:
         self.body()
         self.send_response(503 if "Busy" in self.path else 403)
         self.send_header("x-ms-error-code", self.path.split("/")[2])

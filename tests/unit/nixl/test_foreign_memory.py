@@ -26,9 +26,7 @@ YAMA = "forbids cma to read the other process's memory"
 @pytest.mark.long
 def test_seccomp_filter_and_missing_capability_are_named() -> None:
     argv = [*WITHOUT, *command(BANDWIDTH, "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms")]
-    ended = subprocess.run(
-        argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900, check=False
-    )
+    ended = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900, check=False)
     done = Finished(ended.returncode, ended.stdout + ended.stderr)
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT"}
     assert re.search("seccomp filter .*process_vm_readv", done.output)

@@ -127,7 +127,7 @@ def test_a_worker_names_what_is_wrong_with_its_server(
 class _Refusing(HttpDouble):
     """A double: moto accepts every key and clock, so this answers with the error code that the path names."""
 
-    def do_PUT(self) -> None:
+    def reply(self) -> None:
         code = self.path.split("/")[1]
         status, text = (int(code), "") if code.isdigit() else (403, f"<Error><Code>{code}</Code></Error>")
         self.answer(status, text.encode())

@@ -93,7 +93,7 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
     pytester.makeconftest("from pytest_nixl.suites.conftest import *")
     pytester.makepyfile("from pytest_nixl.suites.bandwidth.test_bandwidth import test_bandwidth")
     any_speed = profile(tmp_path / "any.toml", "floor = '1 KB/s'")
-    options = "--nixl-blocks=4KiB,8KiB --nixl-op=READ --nixl-duration=10ms --benchmark-quiet --nixl-gate".split()
+    options = ["--nixl-blocks=4KiB,8KiB", "--nixl-op=READ", "--nixl-duration=10ms", "--benchmark-quiet", "--nixl-gate"]
     result = run_pytest(pytester, f"--nixl-profile={any_speed}", "--nixl-memory=DRAM:DRAM,VRAM:VRAM", *options)
     missing = "MISSING bandwidth: VRAM:VRAM was requested (--nixl-memory), but none of its 2 rows ran: VRAM:VRAM *"
     result.stdout.fnmatch_lines([missing, "    remedy: *--gpus all*", "NIXL gate: FAIL (*1 M*"])
