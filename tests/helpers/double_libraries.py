@@ -15,12 +15,13 @@ from typing import Any
 from helpers.needs import program
 
 
-def build(folder: Path, sources: Mapping[str, str]) -> list[str]:
-    """Build libraries, by their file names, and return their paths."""
+def build(folder: Path, sources: Mapping[str, str], *options: str) -> list[str]:
+    """Build libraries, by their file names, and return their paths. The options come after the source."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, source in sources.items():
         (folder / "x.c").write_text(source)
         command = [program("gcc"), "-shared", "-fPIC", "-w", "-o", str(folder / name), str(folder / "x.c")]
-        subprocess.run(command, check=True)
+        subprocess.run([*command, *options], check=True)
     return [str(folder / name) for name in sources]
 
 

@@ -136,6 +136,15 @@ HARMLESS = (
     "seed 42 of the requests",
     "2.5 GB/s of 10 GB/s; 12.3 us; pass",
     "quay.io/coreos/etcd:v3.5.18@sha256:0123abc",
+    "no --nixl-group-token: the ranks trust everyone who can write to their etcd; set NIXL_GROUP_TOKEN",
+    "the password is missing",
+    "'/etc/passwd': expected a directory",
+    "etcd endpoint 'http://***@h:1' has one of / @ ? # in its user or password",
+    "tests/test_auth.py::TestToken::test_one",
+    "design=4 max_tokens=4096",
+    "  seed 2:0.1.0#1.1@3ddcb001",
+    "NIXL_ETCD_ENDPOINTS=http://***@127.0.0.1:2379: 3 of 3 answer",
+    "the etcd asks for a password: give --nixl-etcd-user",
 )
 
 

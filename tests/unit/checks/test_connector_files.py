@@ -124,6 +124,9 @@ def test_an_object_of_each_kind_is_read_whole(tmp_path: Path) -> None:
           resources=PodResources({"nvidia.com/gpu": 2, "vpc.amazonaws.com/efa": 4}, 2, several_nodes=True), dynamo=True,
           options={"--model": ["m"]}, environment={"A": "1", "B": "2", "DYN_NAMESPACE": "ns"},
           script="python3 -m dynamo.vllm --model m")  # fmt: skip
+    named = {**worker, "extraPodSpec": {"mainContainer": {**main, "env": [{"name": "DYN_NAMESPACE", "value": "own"}]}}}
+    path.write_text(json.dumps({"services": {"W": named}}))
+    assert read_engine(str(path)).launch.environment == {"A": "1", "B": "1", "DYN_NAMESPACE": "own"}
     reads(path, {"services": {"s": {"image": "x/vllm:1", "entrypoint": "vllm serve", "command": "m --port 1",
                                     "environment": ["A=1=2", "B", "C="], "env_file": "none.env"}}}, names=("s",),
           image="x/vllm:1", unread=("env_file none.env",), options={"--port": ["1"]}, model="m", has_environment=False,

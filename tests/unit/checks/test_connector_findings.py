@@ -460,6 +460,20 @@ def test_json_has_each_field_and_each_slow_path_once(tmp_path: Path, capsys: pyt
     assert (passed["verdict"], passed["prefill"], passed["decode"]) == ("PASS", "prefill", "decode")
 
 
+@pytest.mark.parametrize("secret_of", SIDE_NAMES)
+@pytest.mark.parametrize("shown_by", SIDE_NAMES)
+@pytest.mark.parametrize("variable", ["UCX_TLS", "NIXL_ETCD_NAMESPACE", "NIXL_BACKEND"])
+def test_a_secret_of_either_engine_is_shown_of_neither(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], secret_of: str, shown_by: str, variable: str
+) -> None:
+    paths = files(tmp_path, "vLLM", f"{secret_of} env HF_TOKEN=hf_abcdef | {shown_by} env {variable}=hf_abcdef")
+    for options in ([], ["--json"]):
+        cli.main(["connector", *paths, *options])
+        out = capsys.readouterr().out
+        assert "***" in out
+        assert "hf_abcdef" not in out
+
+
 def test_secrets_and_control_characters_are_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     variables = {
         "HF_TOKEN": "hf_abcdef",

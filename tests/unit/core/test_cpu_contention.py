@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contention: CPU time that other processes take during a launch. A launch with contention fails no row."""
+"""Contention: CPU time that other processes take during a launch, and on a host during a test."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,17 +15,8 @@ from helpers.etcd import wait_until
 
 from pytest_nixl.core import cpu_contention
 from pytest_nixl.core.cpu_contention import CpuContention, allowed_processors, busy_ticks, cpu_seconds, too_many
-from pytest_nixl.judge.floors import decide_floor
-from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.launches import Launches
-from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.samples import Samples
-from pytest_nixl.model.verdicts import Verdict
-
-KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
-FLOOR = Expectation(source="a test", floor=1e9)
 
 
 def cpu_ticks(pid: int) -> int:
@@ -54,18 +45,6 @@ def test_cpu_time_of_the_row_does_not_count_as_contention() -> None:
 )
 def test_use_of_free_cores_is_not_contention(taken: float, processors: int, ours: int, of_ours: float) -> None:
     assert too_many(taken, processors, ours) == pytest.approx(of_ours)
-
-
-@pytest.mark.alone
-def test_processes_of_the_row_that_rest_need_no_core() -> None:
-    cores = len(allowed_processors())
-    with ExitStack() as stack:
-        for _ in range(cores):
-            stack.enter_context(spinning())
-        with CpuContention(needed=cores) as all_measure, CpuContention(needed=1) as one_measures:
-            time.sleep(1)
-    assert all_measure.cores == pytest.approx(all_measure.taken)
-    assert one_measures.cores == pytest.approx(max(0.0, one_measures.taken - (cores - 1)))
 
 
 def test_only_processors_that_a_process_may_use_count() -> None:
@@ -134,47 +113,6 @@ def test_cpu_time_is_that_of_a_process_and_of_all_below_it(tmp_path: Path) -> No
     assert cpu_seconds(99, tmp_path) == 0
 
 
-def samples(gigabytes: Sequence[float], contention: Sequence[float]) -> Samples:
-    windows = tuple(KEY.block / (value * 1e9) for value in gigabytes for _ in range(4))
-    count = 4 * len(gigabytes)
-    return Samples(KEY, windows, (1,) * count, (1e-3,), ("cma/memory",), windows_of_launches=(4,) * len(gigabytes),
-                   contention=tuple(contention))  # fmt: skip
-
-
-def test_launches_with_contention_fail_no_row_and_another_launch_is_requested() -> None:
-    row = samples((0.9, 0.9, 0.9), (0.0, 1.2, 0.5))
-    assert another_launch(row, FLOOR)
-    judgement = judge(row, FLOOR)
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "2 of 3" in judgement.reason
-    assert "1.2" in judgement.reason
-    seven = samples((0.9,) * 7, (1.0,) * 7)
-    assert not another_launch(seven, FLOOR)
-    assert judge(seven, FLOOR).verdict is Verdict.INCONCLUSIVE
-
-
-def test_enough_launches_without_contention_fail_a_row() -> None:
-    row = samples((0.8, 0.9, 0.9, 0.9), (2.0, 0.0, 0.02, 0.05))
-    assert judge(row, FLOOR).verdict is Verdict.FAIL
-    assert not another_launch(row, FLOOR)
-
-
-def test_launch_with_contention_can_pass_a_row() -> None:
-    assert judge(samples((1.1, 1.1, 1.1), (2.0, 2.0, 2.0)), FLOOR).verdict is Verdict.PASS
-
-
-@pytest.mark.parametrize(("contention", "verdict"), [(0.05, Verdict.FAIL), (1.5, Verdict.INCONCLUSIVE)])
-def test_single_launch_with_contention_is_inconclusive(contention: float, verdict: Verdict) -> None:
-    disturbed = samples((0.9,), (contention,))
-    assert judge(disturbed, FLOOR).verdict is verdict
-    far = samples((0.2,), (contention,))
-    assert another_launch(far, FLOOR) is (verdict is Verdict.INCONCLUSIVE)
-
-
-def test_launches_with_unknown_contention_count_as_without() -> None:
-    assert decide_floor((0.9, 0.9, 0.9), 1.0)[0] is Verdict.FAIL
-
-
 @pytest.mark.alone
 @pytest.mark.long
 def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callable[..., Launches]) -> None:
@@ -187,5 +125,3 @@ def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callabl
         busy = link.measure(65536)
     assert len(quiet.contention) == len(busy.contention) == 1
     assert busy.contention[0] > 0.1
-    both = quiet.with_launch(busy)
-    assert both.contention == (*quiet.contention, *busy.contention)

@@ -16,18 +16,17 @@ from pytest_nixl.core.metrics_text import MOST_LINE, MOST_TEXT, MetricSample, re
 from pytest_nixl.core.strict import StrictError
 
 
-def test_series_have_names_labels_and_values() -> None:
+def test_series_have_names_labels_and_values_and_blanks_mean_nothing() -> None:
     text = b'# HELP a what\n# TYPE a counter\na_total{x="1",y="two words",} 3 1700000000000\r\n\nvllm:b 1e-3\n c{} +Inf'
+    text += b'\nd{x="1" } 2\ne { x="1"} 2\nf\t{x="1", }\t2\ng  {x="1"}   2 1764000000'
+    text += b"\n" + rb'h{path="C:\\x \"y\"\nz}"} 1'
     assert read_metrics(text) == [
         MetricSample("a_total", {"x": "1", "y": "two words"}, 3.0),
         MetricSample("vllm:b", {}, 0.001),
         MetricSample("c", {}, math.inf),
+        *(MetricSample(name, {"x": "1"}, 2.0) for name in "defg"),
+        MetricSample("h", {"path": 'C:\\x "y"\nz}'}, 1.0),
     ]
-
-
-def test_escapes_in_labels_are_read() -> None:
-    (sample,) = read_metrics(rb'a{path="C:\\x \"y\"\nz}"} 1')
-    assert sample.labels == {"path": 'C:\\x "y"\nz}'}
 
 
 @pytest.mark.parametrize("number", ["NaN", "Nan", "nan"])

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from helpers.fake_sysfs import root_of
 
 from pytest_nixl.core.rdma_fault import (
     GID_INDEX_REMEDY,
@@ -49,11 +50,8 @@ NOTHING = ("", "")
 
 def host(folder: Path, changes: Mapping[str, str | None] | None = None) -> str:
     """Make the files of a healthy host with changes; None: there is no such file."""
-    for name, text in {**HEALTHY, **(changes or {})}.items():
-        if text is not None:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(f"{text}\n")
-    return str(folder)
+    files = {**HEALTHY, **(changes or {})}
+    return str(root_of(folder, {name: text for name, text in files.items() if text is not None}).folder)
 
 
 @pytest.mark.parametrize("text", ["posix,self", "sm", "cuda_copy", "tcp:aux,posix", "", "banana", "^tcp", "^all"])

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.fake_sysfs import root_of
 from helpers.needs import need_programs
 
 from pytest_nixl.core.hidden_modules import hidden_module_of_python
@@ -85,13 +86,6 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return values
 
 
-def write(root: Path, files: Mapping[str, str]) -> str:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{text}\n")
-    return str(root)
-
-
 def threads(pid: int, count: object, uid: object = os.getuid()) -> dict[str, str]:
     """Return the file of a process with these threads; :param uid: its user."""
     odd = "Threads:\t\nNoThreads:\t90\nThreads:\t90 x"
@@ -129,7 +123,7 @@ def test_what_forbids_a_process_is_named(
 ) -> None:
     if user is not None:
         limits[resource.RLIMIT_NPROC] = user
-    root = write(tmp_path, files)
+    root = str(root_of(tmp_path, files).folder)
     assert start_fault(root) == (fault[0].format(root), fault[1])
     limits[resource.RLIMIT_AS] = AGENT_NEEDS - 1
     assert start_fault(root) == (ADDRESSES, ADDRESS_SPACE_REMEDY)
@@ -343,10 +337,9 @@ def test_processes_that_a_control_group_ended_are_counted(
     line: str, folder: str, files: dict[str, str], count: int, tmp_path: Path
 ) -> None:
     group = tmp_path / "sys/fs/cgroup" / folder
-    paths = {group / f"memory.{name}": text for name, text in files.items()}
-    for path, text in {tmp_path / "proc/self/cgroup": line, **paths}.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text.replace('64', str(64 << 20))}\n")
+    place = f"sys/fs/cgroup/{folder}/memory."
+    limits = {f"{place}{name}": text.replace("64", str(64 << 20)) for name, text in files.items()}
+    root_of(tmp_path, {"proc/self/cgroup": line, **limits})
     kills, limit = memory_kills(str(tmp_path))
     words = (
         f"the kernel ends processes here for want of memory, and its control group may use 64 MiB of memory ({group})"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.fake_sysfs import root_of
 
 from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -14,24 +15,20 @@ from pytest_nixl.session.footprint import footprint_beyond, last_level_cache
 
 def tree(folder: Path, *caches: tuple[str, str, str]) -> FactsRoot:
     """Return a tree of a processor with these caches: level, type and size as the kernel writes them."""
-    folder.joinpath("sys").mkdir()
-    for number, cache in enumerate(caches):
-        place = folder / f"sys/devices/system/cpu/cpu0/cache/index{number}"
-        place.mkdir(parents=True)
-        for name, text in zip(("level", "type", "size"), cache, strict=True):
-            place.joinpath(name).write_text(f"{text}\n")
-    return FactsRoot(folder)
+    files = {
+        f"sys/devices/system/cpu/cpu0/cache/index{number}/{name}": text
+        for number, cache in enumerate(caches)
+        for name, text in zip(("level", "type", "size"), cache, strict=True)
+    }
+    return root_of(folder, files)
 
 
 FIRST = (("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K"))
 
 
 def test_the_cache_of_the_highest_level_counts(tmp_path: Path) -> None:
-    assert last_level_cache(tree(tmp_path, *FIRST, ("3", "Unified", "32768K"))) == 32 * MIB
-
-
-def test_a_processor_without_a_third_level_has_its_second(tmp_path: Path) -> None:
-    assert last_level_cache(tree(tmp_path, *FIRST)) == 2 * MIB
+    assert last_level_cache(tree(tmp_path / "a", *FIRST, ("3", "Unified", "32768K"))) == 32 * MIB
+    assert last_level_cache(tree(tmp_path / "b", *FIRST)) == 2 * MIB
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.needs import program
+from helpers import double_libraries
 
 from pytest_nixl.host.elf import dependencies, missing, read_elf
 
@@ -38,12 +38,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def gcc() -> str:
-    return program("gcc")
-
-
-def build(gcc: str, library: Path, kind: str, *needs: Path, folders: str = "") -> Path:
+def build(library: Path, kind: str, *needs: Path, folders: str = "") -> Path:
     """Build a library with a list of folders.
 
     :param kind: ``RPATH``, ``RUNPATH`` or ``none``.
@@ -51,26 +46,20 @@ def build(gcc: str, library: Path, kind: str, *needs: Path, folders: str = "") -
     tags = {"RPATH": "--disable-new-dtags", "RUNPATH": "--enable-new-dtags"}
     listed = [f"-Wl,{tags[kind]}", f"-Wl,-rpath,{folders}"] if kind in tags else []
     name = library.stem.removeprefix("lib")
-    source = library.with_suffix(".c")
-    source.parent.mkdir(exist_ok=True)
-    source.write_text(f"int {name}(void) {{ return 1; }}")
-    flags = ["-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
-    subprocess.run(
-        [gcc, "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *flags, *listed, "-o", str(library), str(source),
-         *map(str, needs)],
-        check=True,
-    )  # fmt: skip
+    flags = [f"-Wl,-soname,{library.name}", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
+    source = f"int {name}(void) {{ return 1; }}"
+    double_libraries.build(library.parent, {library.name: source}, *flags, *listed, *map(str, needs))
     return library
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_library_is_found_where_the_loader_finds_it(gcc: str, tmp_path: Path, case: str) -> None:
+def test_a_library_is_found_where_the_loader_finds_it(tmp_path: Path, case: str) -> None:
     of_top, of_mid, variable, expected = CASES[case]
-    library, *_ = [build(gcc, tmp_path / folder / "libdep.so", "none") for folder in ("top", "mid", "variable")]
+    library, *_ = [build(tmp_path / folder / "libdep.so", "none") for folder in ("top", "mid", "variable")]
     # Found by the RPATH or RUNPATH of libtop.so, which always leads to the folder of libmid.so.
-    mid = build(gcc, tmp_path / "both" / "libmid.so", of_mid, library, folders=str(tmp_path / "mid"))
+    mid = build(tmp_path / "both" / "libmid.so", of_mid, library, folders=str(tmp_path / "mid"))
     top = build(
-        gcc, tmp_path / "libtop.so", of_top if of_top != "none" else "RUNPATH", mid,
+        tmp_path / "libtop.so", of_top if of_top != "none" else "RUNPATH", mid,
         folders="$ORIGIN/both" + (":$ORIGIN/top" if of_top != "none" else ""),
     )  # fmt: skip
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path / variable) if variable else ""}
@@ -83,9 +72,9 @@ def test_a_library_is_found_where_the_loader_finds_it(gcc: str, tmp_path: Path, 
     assert [dependency.soname for dependency in missing(str(top), environ)] == ([] if expected else ["libdep.so"])
 
 
-def test_a_runpath_replaces_the_rpath_of_one_file(gcc: str, tmp_path: Path) -> None:
+def test_a_runpath_replaces_the_rpath_of_one_file(tmp_path: Path) -> None:
     lists = {
-        kind: read_elf(str(build(gcc, tmp_path / kind / "liblist.so", kind, folders="$ORIGIN/x::/y/../z:${ORIGIN}")))
+        kind: read_elf(str(build(tmp_path / kind / "liblist.so", kind, folders="$ORIGIN/x::/y/../z:${ORIGIN}")))
         for kind in ("RPATH", "RUNPATH", "none")
     }
     folders = {kind: (f"{tmp_path}/{kind}/x", "/z", f"{tmp_path}/{kind}") for kind in lists}

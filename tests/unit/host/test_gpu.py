@@ -15,10 +15,7 @@ import pytest
 from helpers import gpu_standin
 from helpers.double_libraries import build, in_a_child
 
-from pytest_nixl.host import driver_questions, gpu
-from pytest_nixl.host.driver_questions import pci_address
-from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
-from pytest_nixl.nixl.backends.driver_standin import real_driver
+from pytest_nixl.host import driver_questions
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pynvml") is None and not os.environ.get("CI"), reason="needs the package nvidia-ml-py"
@@ -187,26 +184,3 @@ def test_what_the_cuda_driver_shows_is_one_answer(
     monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", f"{tmp_path}/none")
     reason = f"{tmp_path}/none: cannot open shared object file: No such file or directory"
     assert driver_questions.query_cuda() == {"library": reason}
-
-
-def test_library_of_the_cuda_driver_that_a_variable_names_is_asked(library: dict[str, str]) -> None:
-    file = Path(library["LD_LIBRARY_PATH"], gpu_standin.DRIVER)
-    assert ask(ASK_CUDA, PYTEST_NIXL_LIBCUDA=str(file))["init"] == 0
-
-
-def test_driver_is_asked_only_on_a_host_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "DriverQuestion", lambda *_: pytest.fail("the driver was asked"))
-    version = tmp_path / "proc" / "driver" / "nvidia" / "version"
-    version.parent.mkdir(parents=True)
-    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20\n")
-    assert gpu.read_gpus(FactsRoot(tmp_path)).cuda_driver == gpu.CudaAnswer(why=NOT_RECORDED)
-    if not real_driver():
-        assert gpu.read_gpus(FactsRoot()).cuda_driver.why.startswith("no NVIDIA driver is loaded")
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("00000000:1A:00.0", "0000:1a:00.0"), ("00010000:53:00.0", "10000:53:00.0"), ("0000:06:00.0", "0000:06:00.0")],
-)
-def test_pci_address_is_that_of_sysfs(text: str, address: str) -> None:
-    assert pci_address(text) == address

@@ -16,7 +16,6 @@ from helpers.hwloc import read_hwloc
 from pytest_nixl.cli import main
 from pytest_nixl.cli.facts import near_lines
 from pytest_nixl.host.devices import FAR, NODE, ROOT, SWITCH, UNPLACED, GpuNics, Placed, Topology, distance, share
-from pytest_nixl.host.rdma import Port
 
 
 @pytest.fixture(scope="module")
@@ -190,26 +189,6 @@ def test_nearest_cards_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture
         "GPU 0 (0000:51:00.0, NUMA node 0): rdmap79s0, rdmap80s0 (under the same PCI switch); when all GPUs are used, "
         "only: rdmap79s0; UCX_NET_DEVICES=rdmap79s0:1"
     )
-
-
-def test_a_host_without_a_card_is_told_without_a_distance(healthy: Tree) -> None:
-    facts = read_tree(healthy)
-    none = replace(facts, rdma=(), near=Topology.of(facts.gpu, ()).nearest())
-    assert next(near_lines(none)) == "GPU 0 (0000:53:00.0, NUMA node 0): this host has no RDMA device"
-    switches = replace(none, rdma=tuple(replace(card, manages_nvlink=True) for card in facts.rdma))
-    assert next(near_lines(switches)) == "GPU 0 (0000:53:00.0, NUMA node 0): no network card"
-
-
-def test_devices_that_ucx_may_use_are_printed_without_a_gpu_too(healthy: Tree) -> None:
-    facts = read_tree(healthy)
-    facts = replace(facts, gpu=replace(facts.gpu, gpus=()), near=())
-    port, down = Port(1, "ACTIVE", None, "Ethernet", {}, ()), Port(2, "DOWN", None, "Ethernet", {}, ())
-    first, other, shut = (
-        replace(facts.rdma[0], name=f"mlx5_{number}", kind="mlx5", ports=ports, closed=closed)
-        for number, (ports, closed) in enumerate((((port, down), ""), ((down,), ""), ((port,), "Permission denied")))
-    )
-    [line] = near_lines(replace(facts, rdma=(first, other, shut)))
-    assert line == "no GPU has a known position on the PCI bus; UCX_NET_DEVICES=mlx5_0:1"
 
 
 def test_card_near_no_gpu_is_idle() -> None:

@@ -200,6 +200,7 @@ def test_an_interface_is_read_with_its_device(tmp_path: Path) -> None:
         f"{NET}/eth0/operstate": "up", f"{NET}/eth0/mtu": 9001, f"{NET}/eth0/type": 1, f"{NET}/eth0/speed": 100000,
         f"{NET}/eth0/device": f"->{CARD}", f"{CARD}/driver": "->/sys/bus/pci/drivers/ena",
         f"{NET}/eth10/operstate": "down", f"{NET}/eth10/speed": -1, f"{NET}/eth9/operstate": "",
+        f"{NET}/eth9/speed": 0, f"{NET}/lo/speed": (1 << 32) - 1,
         f"{NET}/lo/operstate": "unknown", f"{NET}/lo/type": 772, f"{NET}/bonding_masters": "",
     }  # fmt: skip
     network = read_network(root_of(tmp_path / "tree", files, addresses={"eth0": ["10.0.0.1/8"], "x": ["1.1.1.1/8"]}))
@@ -217,7 +218,7 @@ def test_an_interface_is_read_with_its_device(tmp_path: Path) -> None:
         (None, Fact(None, "/proc/net/route", "it cannot be read")),
         (ROUTES, Fact(None, "/proc/net/route", "it has no default route")),
         (
-            f"{ROUTES}e0\t0000000A\t0\t1\t0\t0\t0\t000000FF\ne1\t00000000\t0\t1\t0\t0\t0\t00000080\n"
+            f"{ROUTES}short\t00000000\t0\ne0\t0000000A\t0\t1\t0\t0\t0\t000000FF\ne1\t00000000\t0\t1\t0\t0\t0\t00000080\n"
             "e2\t00000000\t0\t3\t0\t0\t1\t00000000\ne3\t00000000\t0\t3\t0\t0\t9\t00000000",
             Fact("e2", "/proc/net/route"),
         ),

@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import double_libraries
 from helpers.copied_wheel import installed_library
-from helpers.needs import program
 
 from pytest_nixl.host import library_versions
 from pytest_nixl.host.image import ask_verbs
 from pytest_nixl.nixl.backends.driver_standin import shared_object
-from pytest_nixl.nixl.installed import constants, cuda_of_nixl, nixl_packages, torch_version
+from pytest_nixl.nixl.installed import constants, torch_version
 
 #: The file of a real torch for CUDA 12.8, with other revisions.
 TORCH = """from typing import Optional
@@ -41,59 +40,19 @@ def library(folder: Path, name: str, soname: str) -> Path:
     return path
 
 
-def with_torch(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").write_text("raise RuntimeError('torch must not be imported')")
-    (folder / "torch" / "version.py").write_text(text)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    return folder / "torch" / "version.py"
-
-
 def test_version_of_torch_is_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = with_torch(tmp_path, TORCH, monkeypatch)
+    path = tmp_path / "torch" / "version.py"
+    path.parent.mkdir()
+    path.with_name("__init__.py").write_text("raise RuntimeError('torch must not be imported')")
+    path.write_text(TORCH)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert torch_version() == {"version": "2.9.0+cu128", "cuda": "12.8", "path": str(path)}
     assert "torch" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (TORCH.replace("'12.8'", "None"), ("2.9.0+cu128", "")),
-        ("__version__ = '2.5'", ("2.5", "")),
-        ("import os\n__version__ = os.environ['V']", None),
-        ("this is not Python", None),
-        ("", None),
-    ],
-)
-def test_torch_without_cuda_or_without_a_version(
-    text: str, expected: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_torch(tmp_path, text, monkeypatch)
-    read = torch_version()
-    assert (read and (read["version"], read["cuda"])) == (expected or {})
-
-
 def test_constants_of_source_are_not_executed() -> None:
     assert constants("a = b = 1\nc: int\nd[0] = 2\nraise SystemExit") == {"a": 1, "b": 1}
-
-
-def test_cuda_of_nixl_is_that_of_the_loaded_module() -> None:
-    libraries = ["/usr/local/cuda/lib64/libcudart.so.13"]
-    assert cuda_of_nixl("/site/nixl_cu12/_api.py", libraries) == (12, "/site/nixl_cu12/_api.py")
-    for own_build in ("/opt/nixl/_api.py", "/build/nixl_cu12/nixl/_api.py"):
-        assert cuda_of_nixl(own_build, libraries) == (13, libraries[0])
-    assert cuda_of_nixl("/opt/nixl/_api.py", ["/usr/lib/libucp.so.0"]) is None
-
-
-def test_every_installed_package_of_nixl_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = nixl_packages()
-    for number, name in enumerate(("nixl_rocm", "nixl_rocm7_1", "nixl_CU99", "nixl_tools", "nixl_cu")):
-        records = tmp_path / f"{name}-0.0.{number}.dist-info"
-        records.mkdir()
-        (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.{number}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert nixl_packages() == {**before, "nixl-rocm": "0.0.0", "nixl-rocm7-1": "0.0.1", "nixl-cu99": "0.0.2"}
 
 
 def test_versions_in_names_of_files(tmp_path: Path) -> None:
@@ -203,14 +162,12 @@ VERSIONS = "IBVERBS_1.0 IBVERBS_PRIVATE_9 IBVERBS_PRIVATE_34 IBVERBS_PRIVATE_ MY
 
 def build(path: Path, *options: str, versions: str = "") -> Path:
     """Build a library that defines symbol versions."""
-    names = versions.split()
+    names, script = versions.split(), path.with_suffix(".map")
     path.parent.mkdir(exist_ok=True)
-    source, script = path.with_suffix(".c"), path.with_suffix(".map")
-    source.write_text("".join(f"int f{number}(void) {{ return 1; }}\n" for number in range(len(names) + 1)))
     script.write_text("\n".join(f"{name} {{ global: f{number}; }};" for number, name in enumerate(names)))
-    options = (*options, *([f"-Wl,--version-script={script}"] if names else []))
-    command = [program("gcc"), "-shared", "-fPIC", "-Wl,--no-as-needed", "-o", str(path), str(source), *options]
-    subprocess.run(command, check=True)
+    options = ("-Wl,--no-as-needed", *options, *([f"-Wl,--version-script={script}"] if names else []))
+    source = "".join(f"int f{number}(void) {{ return 1; }}\n" for number in range(len(names) + 1))
+    double_libraries.build(path.parent, {path.name: source}, *options)
     return path
 
 

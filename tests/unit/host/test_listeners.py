@@ -48,17 +48,12 @@ def test_a_port_that_is_only_connected_has_no_holder() -> None:
     assert holder.pid == os.getpid()
 
 
-def test_the_process_of_another_user_is_unknown(tmp_path: Path) -> None:
+def test_a_recorded_process_is_found_and_that_of_another_user_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_text("header\n 0: 0100007F:2382 00000000:0000 0A 0:0 00:0 0 0 0 4711 1\n")
     (tmp_path / "12").mkdir()  # without a readable folder fd
     assert port_holder(0x2382, tmp_path) is None
-
-
-def test_a_recorded_process_is_found(tmp_path: Path) -> None:
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net/tcp").write_text("header\n 0: 0100007F:2382 00000000:0000 0A 0:0 00:0 0 0 0 4711 1\n")
-    (tmp_path / "12/fd").mkdir(parents=True)
+    (tmp_path / "12/fd").mkdir()
     (tmp_path / "12/fd/3").symlink_to("socket:[4711]")
     (tmp_path / "12/cmdline").write_bytes(b"")
     (tmp_path / "12/comm").write_text("kernel thing\n")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.fake_sysfs import root_of
 
 from pytest_nixl.core.units import GIB, MIB
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -13,15 +14,6 @@ from pytest_nixl.host.system import AvailableMemory, available_memory, in_bytes
 
 MEMINFO = "MemTotal:       65536000 kB\nNoMemAvailable: 1 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
 POD = "kubepods.slice/pod1/container"
-
-
-def tree(folder: Path, files: dict[str, str]) -> FactsRoot:
-    """Return a tree with only these files."""
-    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return FactsRoot(folder)
 
 
 def group(folder: str, limit: str, use: int, files: int = 0) -> dict[str, str]:
@@ -86,7 +78,7 @@ def limited(place: str, available: int, limit: int) -> AvailableMemory:
 def test_available_memory_is_the_least_of_host_and_control_groups(
     tmp_path: Path, files: dict[str, str], expected: AvailableMemory
 ) -> None:
-    assert available_memory(tree(tmp_path, files)) == expected
+    assert available_memory(root_of(tmp_path, {"proc/meminfo": MEMINFO, **files})) == expected
 
 
 @pytest.mark.parametrize(
@@ -106,7 +98,7 @@ def test_a_size_has_its_largest_unit(size: int, text: str) -> None:
 
 
 def test_available_memory_is_none_if_unknown(tmp_path: Path) -> None:
-    assert available_memory(tree(tmp_path, {"proc/meminfo": "MemAvailable:  kB"})) is None
+    assert available_memory(root_of(tmp_path, {"proc/meminfo": "MemAvailable:  kB"})) is None
 
 
 def test_available_memory_of_this_machine_is_less_than_its_total() -> None:

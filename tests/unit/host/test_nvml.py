@@ -123,7 +123,11 @@ def test_every_answer_of_nvml_is_a_value_of_its_gpu(monkeypatch: pytest.MonkeyPa
         nvmlDeviceGetMemoryInfo=memory,
         nvmlDeviceGetName=of_gpu("H100", b"A100", "", "", ""),
         nvmlDeviceGetPciInfo=of_gpu(
-            SimpleNamespace(busId=b"00000000:1A:00.0"), SimpleNamespace(busId="00010000:1B:00.0"), None, None, None
+            SimpleNamespace(busId=b"00000000:1A:00.0"),
+            SimpleNamespace(busId="00010000:1B:00.0"),
+            None,
+            None,
+            SimpleNamespace(busId="0000:06:00.0"),
         ),
         nvmlDeviceGetBAR1MemoryInfo=of_gpu(SimpleNamespace(bar1Total=128), None, None, None, None),
         nvmlDeviceGetEccMode=of_gpu((1, 0), (0, 1), None, None, None),
@@ -149,7 +153,7 @@ def test_every_answer_of_nvml_is_a_value_of_its_gpu(monkeypatch: pytest.MonkeyPa
     first |= {"persistence": True, "nvlinks": 2, "capability": 90, "mig": True, "instances": 2, "state": HEALTHY}
     second = {"index": 1, "name": "A100", "pci": "10000:1b:00.0", "memory": 40, "ecc": False, "uncorrected": False}
     second |= {"bar1": None, "persistence": False, "nvlinks": 0, "capability": 86, "mig": False, "instances": None}
-    third = {"index": 4, "uncorrected": False, "mig": True, "instances": None}
+    third = {"index": 4, "pci": "0000:06:00.0", "uncorrected": False, "mig": True, "instances": None}
     unknown = "the driver does not know"
     pairs = [(0, 1, "ok"), (0, 4, unknown), (1, 0, "the chipset does not support it")]
     pairs += [(1, 4, unknown), (4, 0, unknown), (4, 1, unknown)]

@@ -105,19 +105,6 @@ def test_every_plugin_that_cannot_be_loaded_is_tried_in_a_process_of_its_own(
     assert "file too short" in plugin_files["EMPTY"].words
 
 
-def test_plugin_on_a_library_of_another_package_is_told_its_folder(
-    wheel: CopiedWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = wheel.copy(tmp_path / "site", "UCX")
-    alone = tmp_path / "plugins"
-    shutil.copytree(copy.plugins, alone)  # its search path leads nowhere
-    monkeypatch.syspath_prepend(str(copy.site))
-    [file] = load_plugins(str(alone), "")
-    soname = next(library.soname for library in file.missing if library.soname.startswith("libucp-"))
-    assert file.remedies[soname].startswith(f"add {copy.site}/")
-    assert f"{copy.package} " in file.remedies[soname]
-
-
 #: By soname: what provides it if no installed package has it.
 KNOWN = {
     "libcuda.so.1": "give the container the host's driver (`docker run --gpus all`)",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 from helpers.double_libraries import build, in_a_child
-from helpers.needs import program
 
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
@@ -116,13 +114,9 @@ UNPREPARED: dict[str, Any] = {"missing": [], "error": "", "remedy": "", "memorie
 def test_a_backend_is_prepared_with_what_its_plugin_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Any, changes: dict[str, Any]
 ) -> None:
-    (tmp_path / "need").mkdir()
     [need] = build(tmp_path / "need", {"libneed.so": "int need(void) { return 1; }"})
-    source = tmp_path / "x.c"
-    source.write_text("int f(void) { return 1; }")
-    plugin = tmp_path / "libplugin_ODD.so"
     linked = [f"-L{tmp_path}/need", "-Wl,--no-as-needed", "-lneed"]
-    subprocess.run([program("gcc"), "-shared", "-fPIC", "-o", str(plugin), str(source), *linked], check=True)
+    [plugin] = build(tmp_path, {"libplugin_ODD.so": "int f(void) { return 1; }"}, *linked)
     monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
     text = json.dumps({**UNPREPARED, **changes}).replace("FOLDER", str(tmp_path / "need"))
 
@@ -135,7 +129,7 @@ def test_a_backend_is_prepared_with_what_its_plugin_lacks(
     if load is not None:
         monkeypatch.setitem(BACKENDS, "ODD", SimpleNamespace(load=provide, PLUGIN="ODD"))
     prepared = prepare(Agent(), "ODD", {"nixl_package": "none"})
-    assert prepared["backend"] == {**json.loads(text), "plugin": str(plugin)}
+    assert prepared["backend"] == {**json.loads(text), "plugin": plugin}
     assert need not in prepared["libraries"]
 
 

@@ -43,7 +43,9 @@ UCX = "[1763640000.0] [vm:12:0]     ucp_context.c:12  UCX"
         ("exit code 3", {}),
         *((f"{ROLE}\n{line}", {**ROLES, "endings": frozenset({(3, code)})})
           for line, code in (("exit code 139", 139), ("Exit status: 1", 1))),
-        *((f"{ROLE}\n{line}", ROLES) for line in ("exit : 3", "exit code 3 of it", f"exit code 3\n{ROLE}")),
+        *((f"{ROLE}\n{line}", ROLES) for line in (
+            "exit 3", "exit: 3", "exit  3", "exit : 3", "exit codes 3", "an exit code 3", "exit code 3.",
+            "exit code 3 of it", f"exit code 3\n{ROLE}")),
         ("ETCD Runtime: Registered as rank 0 item 1 of 2", {"registrations": (NixlbenchRegistration(0, 1, 2),)}),
         *((f"ETCD Runtime: Registered as rank {numbers}", {}) for numbers in (" item 1 of 2", "0 item  of 2")),
         *((f"nixlbench: {loss}\nnixlbench: {loss}", {"losses": (f"nixlbench: {loss}",)})
@@ -82,7 +84,7 @@ TROUBLES = {
     ),
     None: (
         "Failedness", "Errors: 0", "x Error", f"{UCX}  ERRORS", f"{UCX}  INFO no error", "[1] xUCX  ERROR",
-        "x Invalid op type", "E112 odd",
+        "x Invalid op type", "E112 odd", "[a UCX  ERROR odd",
     ),
 }  # fmt: skip
 
@@ -192,7 +194,7 @@ def test_the_outputs_of_two_ranks_are_one(tmp_path: Path) -> None:
             "Connecting to ETCD at http://a:1\nAll processes are ready to proceed\nAborted\nexit code 134\n[1] | a |\nx"
         ),
         "initiator": (
-            "WARNING: odd\nETCD Runtime: Registered as rank 1 item 1 of 2\n"
+            "WARNING: odd\nWARNING: own\nETCD Runtime: Registered as rank 1 item 1 of 2\n"
             f"{ROLE}\nNIXLBench Configuration\nSome : b\n----\nBlock Size (B)  Batch Size  B/W (GB/Sec)\n"
             "4096 1 2\nError: b\nKilled\nnixlbench: keepalive lost\nexit code 1\n[1] | b |\ny"
         ),
@@ -203,8 +205,9 @@ def test_the_outputs_of_two_ranks_are_one(tmp_path: Path) -> None:
     duplicate = Fault(Trouble.DUPLICATE_RANK, "two processes registered as rank 1 of 2")
     assert read_files(paths) == NixlbenchOutput(
         rows=(NixlbenchRow(4096, 1, 2e9),), configuration=Configuration({"some": "b"}),
-        registrations=(NixlbenchRegistration(1, 2, 2), NixlbenchRegistration(1, 1, 2)), warnings=("WARNING: odd",),
-        faults=(Fault(Trouble.OTHER, "Error: a"), Fault(Trouble.OTHER, "Error: b"), duplicate), tables=1,
+        registrations=(NixlbenchRegistration(1, 2, 2), NixlbenchRegistration(1, 1, 2)),
+        warnings=("WARNING: odd", "WARNING: own"), tables=1,
+        faults=(Fault(Trouble.OTHER, "Error: a"), Fault(Trouble.OTHER, "Error: b"), duplicate),
         endpoint="http://a:1", ready=True, unfinished="y", roles=frozenset({(1, "initiator"), (3, "initiator")}),
         expected={"initiator": 1, "target": 1}, report="[1] | b |", crashes=("Aborted", "Killed"),
         losses=("nixlbench: keepalive lost",), endings=frozenset({(1, 134), (3, 1)}),

@@ -76,6 +76,7 @@ def test_the_samples_of_two_launches_are_one_after_the_other() -> None:
         latencies=both.latencies + LAUNCH.latencies, windows_of_launches=(3, 1, 3), counted=None,
     )  # fmt: skip
     assert replace(first, corruption=None).with_launch(second).corruption == "later"
+    assert LAUNCH.with_launch(first).counted is None
 
 
 def test_a_corruption_is_described_in_one_sentence() -> None:

@@ -57,11 +57,11 @@ def test_all_packages_of_nixl_are_listed_and_the_first_folder_counts(
 ) -> None:
     install(site, "nixl==1.5.1", "nixl-cu12==1.5.1", "nixl-rocm6==1.4.0", "nixl-tools==9.0", "nixlbench==9.0")
     install(site, *(f"nixl-rocm6==1.4.{number}" for number in range(9, 0, -1)))
-    install(site, "nixl-rocm-x==1.3.0", "nixl-cu14==", "nixl-==9.0", "nixl-cu==9.0")
+    install(site, "nixl-rocm-x==1.3.0", "nixl-cu14==", "nixl-==9.0", "nixl-cu==9.0", "nixl_CU99==1.2.0")
     install(tmp_path / "other", "nixl-cu12==1.4.0", "nixl-cu13==1.5.0")
     monkeypatch.setattr(sys, "path", [str(site), str(tmp_path / "other")])
     expected = {"nixl": "1.5.1", "nixl-cu12": "1.5.1", "nixl-rocm6": "1.4.0", "nixl-rocm-x": "1.3.0"}
-    expected["nixl-cu13"] = "1.5.0"
+    expected |= {"nixl-cu13": "1.5.0", "nixl-cu99": "1.2.0"}
     assert nixl_packages() == expected
     plugin = site / ".nixl_cu12.mesonpy.libs" / "plugins" / "libplugin_UCX.so"
     assert release_of(str(plugin)) == "1.5.1"
@@ -94,6 +94,8 @@ def test_the_cuda_version_of_a_nixl_is_that_of_its_package_or_its_runtime(
         ("__version__ = '2.11.0'\ncuda = '12.8'\n", {"version": "2.11.0", "cuda": "12.8"}, "nixl-cu12"),
         ("__version__ = '2.11.0'\ncuda = '12.8.1'\n", {"version": "2.11.0", "cuda": "12.8.1"}, "nixl-cu12"),
         ("__version__ = '2.11.0'\ncuda = '11.8'\n", {"version": "2.11.0", "cuda": "11.8"}, ""),
+        ("__version__ = '2.5'\n", {"version": "2.5", "cuda": ""}, ""),
+        ("import os\n__version__ = os.environ['V']\n", {}, ""),
         ("cuda = '13.0'\n", {}, ""),
         ("def (", {}, ""),
         (None, {}, ""),

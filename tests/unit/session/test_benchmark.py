@@ -171,8 +171,14 @@ def test_a_row_records_only_what_was_measured() -> None:
     }  # fmt: skip
     assert described(plain) == values
     lossy = LossyDevice("node-a", "eth0", 7, {"lost": 3})
-    more = described(replace(plain, protocol="rndv", lossy=(lossy,)))
-    assert more == {**values, "protocol": "rndv", "lost_packets": [asdict(lossy)]}
+    measured = replace(
+        plain, key=ROW, latencies=(1e-6, 3e-6), contention=(0.5,), gpu_waits=(2e-3,), protocol="rndv", lossy=(lossy,)
+    )
+    percentiles = {"p50_us": 1.0, "p90_us": 3.0, "p99_us": 3.0, "p99.9_us": 3.0}
+    assert described(measured) == {
+        **values, "key": KEY, "pages": "huge", **{name: pytest.approx(value) for name, value in percentiles.items()},
+        "others_cores": [0.5], "gpu_waits_us": [2000.0], "protocol": "rndv", "lost_packets": [asdict(lossy)],
+    }  # fmt: skip
 
 
 def test_each_timed_figure_is_a_benchmark_and_has_the_others_with_it() -> None:
