@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -145,13 +146,6 @@ def test_a_peer_refuses_commands_outside_its_list(nixl_private_etcd: PrivateEtcd
         worker.close()
 
 
-def test_peers_end_with_the_exit_code_of_rank_0(nixl_private_etcd: PrivateEtcd) -> None:
-    with ThreadPoolExecutor() as pool:
-        ranks = Two(nixl_private_etcd, pool)
-        ranks.driver.end(Ending(5, "bad"))
-        assert ranks.serving.result(timeout=60) == Ending(5, "bad")
-
-
 def test_a_peer_ends_if_rank_0_is_gone(nixl_private_etcd: PrivateEtcd) -> None:
     with ThreadPoolExecutor() as pool:
         ranks = Two(nixl_private_etcd, pool)
@@ -176,13 +170,24 @@ def test_rank_0_names_a_lost_peer(nixl_private_etcd: PrivateEtcd) -> None:
         ranks.serving.exception(timeout=60)
 
 
-def test_messages_without_a_seal_are_ignored(nixl_private_etcd: PrivateEtcd) -> None:
+@pytest.mark.parametrize("seal", [b"", b"0" * 64 + b" "])
+def test_messages_without_a_valid_seal_neither_end_a_run_nor_answer_a_request(
+    nixl_private_etcd: PrivateEtcd, seal: bytes
+) -> None:
+    start = {"ask": "start", "worker": 5, "role": "agent", "environment": {}}
     with two(nixl_private_etcd) as ranks:
-        root = ranks.membership.root
-        end = b'{"ask":"end","number":1,"code":0}'
-        nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999999", end)
-        nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999998", b"0" * 64 + b" " + end)
+        for number in (*range(40), 10**12 - 1):
+            for mailbox, forged in (
+                ("000001/000000", {"ask": "end", "number": number, **Ending(0, "all good").plain()}),
+                ("000001/000000", {**start, "number": number}),
+                ("000000/000001", {"answer": number, "result": 4242}),
+                ("000000/000001", {"worker": number % 3, "ended": 0}),
+            ):
+                key = f"{ranks.membership.root}mail/{mailbox}/{number:012d}"
+                nixl_private_etcd.client.put(key, seal + json.dumps(forged).encode())
         worker = ranks.peer.start("agent", {}, 120)
+        assert worker.pid != 4242
         assert worker.versions
+        assert worker.alive
         assert not ranks.serving.done()
         worker.close()

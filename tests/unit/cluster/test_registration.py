@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,7 +32,6 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult, decode, encode
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session import check_result
-from pytest_nixl.session.parsers import parse_lease
 
 ROOT = "/pytest-nixl/groups/g/"
 NO_LEASE, REFUSED = (EtcdError(cause, cause=cause) for cause in ("no-lease", "refused"))
@@ -470,12 +468,6 @@ def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock, refreshed: Re
         list(leased(client, clock, 2, 4.0).watch(Watched("k", 1), deadline=200.0))
     assert client.seconds == [4.0]
     assert clock.now == 104.0
-
-
-@pytest.mark.parametrize(("text", "valid"), [("1s", False), ("2s", True), ("3600s", True), ("3601s", False)])
-def test_a_lease_has_the_seconds_that_etcd_grants_and_an_hour_at_most(text: str, valid: bool) -> None:
-    with nullcontext() if valid else pytest.raises(ValueError, match="from 2 to 3600"):
-        parse_lease(text)
 
 
 def test_a_registration_that_is_repeated_has_the_revision_of_the_first() -> None:
