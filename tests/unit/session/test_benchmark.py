@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import pytest_benchmark.plugin
-from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment, run
+from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment
 from helpers.records import KEY, ROW
 
 from pytest_nixl.model.device_counters import LossyDevice
@@ -85,15 +85,6 @@ def test_benchmark_only_runs_only_the_rows() -> None:
     done = bandwidth("suites/infrastructure", "--benchmark-only", "--nixl-op=WRITE")
     assert done.verdicts == {"WRITE 64KiB": "PASS"}
     assert done.code == 0
-
-
-@pytest.mark.long
-def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    done = run("--pyargs", "pytest_nixl.suites.bandwidth", "--nixl-op=WRITE", "--nixl-blocks=64KiB",
-               f"--benchmark-json={path}", directory=tmp_path)  # fmt: skip
-    assert done.code == 0, done.output
-    assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
 
 
 @pytest.mark.long

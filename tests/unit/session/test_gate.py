@@ -15,13 +15,6 @@ from pytest_nixl.session.selection import ON_REQUEST, check_ids_by_suite, suite_
 pytestmark = pytest.mark.long
 
 GATE = "--nixl-gate"
-ONE_ROW = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms")
-
-
-def test_ranks_started_by_a_launcher_need_an_etcd() -> None:
-    done = bandwidth(GATE, env={"PMI_RANK": "0", "PMI_SIZE": "2"})
-    assert "ERROR: 2 ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or" in done.output
-    assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
 def test_a_single_suite_passes_on_a_healthy_machine_and_names_the_other_suites() -> None:
