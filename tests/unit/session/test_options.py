@@ -198,7 +198,7 @@ ACCEPTED: tuple[tuple[str, str, object], ...] = (
     ("duration", "0", 0.0), ("duration", "168h", 604_800.0), ("timeout", "2", 2.0), ("lease", "1h", 3600),
     ("kv_tp", "4", (4, 4)), ("kv_tp", "4096:1", (4096, 1)), ("kv_dtype", "auto", None), ("kv_rate", "auto", None),
     ("kv_rate", "0.001", 0.001), ("kv_rate", "1000000/s", 1e6), ("s3", "embedded", "embedded"),
-    ("s3", "container", "container"), ("s3", "container:moto:5", "container:moto:5"), ("level", "2", "standard"),
+    ("s3", "container", "container"), ("s3", "container:moto:5", "container:moto:5"), ("level", "1", "quick"), ("level", "2", "standard"),
     ("level", " Quick ", "quick"), ("level", " 3 ", "extended"), ("gate", "TRUE", True), ("gate", "1", True),
     ("gate", "No", False), ("gate", "0", False), ("gate", "", False), ("image", f"u:{SECRET}@h/nixl:1", "***@h/nixl:1"),
     ("baseline", "/", "/"), ("baseline", "nixl:1", "nixl:1"), ("report", "a.html, b.csv", ("a.html", "b.csv")),
