@@ -37,7 +37,7 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.group_values import GroupValues, SealError, Seals, unsealed
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Mailbox, Message, PeerAnswer, PeerRequest
+from pytest_nixl.cluster.messages import Mailbox, Message, PeerRequest
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
@@ -315,25 +315,6 @@ class TestMessages:
                 ends = [message for box in boxes for _, message in box.taken if message != LAST]
                 assert len(ends) == (1 if turn == 0 else 0), ends
                 assert not [box.failed for box in boxes if box.failed]
-
-    def test_keys_that_are_not_messages_are_named_and_ignored_without_a_token(
-        self, etcd: Etcd, stranger: EtcdClient
-    ) -> None:
-        mail = f"{group_root(PREFIX, 'forged')}mail/000000/"
-        values = (b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff", b"x" * 1_200_000)
-        with joined(etcd, token="") as members, connect([etcd.endpoint], timeout=SECONDS) as client:
-            barrier(members)
-            posted = Posted(client, members[0])
-            sender = Posted(stranger, members[1])
-            keys = [f"{mail}000001/{number:012d}" for number in range(10**11, 10**11 + len(values))]
-            for key, value in [*zip(keys, values, strict=True), (f"{mail}x/[", b""), (f"{mail}000009/1", b"")]:
-                stranger.put(key, value)
-            sender.box.send(0, {"answer": 1, "result": 2})
-            wait_until(lambda: posted.taken, "the message that is one", seconds=60)
-            assert (posted.taken, posted.failed) == ([(1, PeerAnswer(1, 2))], [])
-            assert {*keys, f"{mail}x/[", f"{mail}000009/1"} <= set(members[0].values.ignored)
-            posted.box.close()
-            sender.box.close()
 
 
 @pytest.mark.parametrize("key", ["members/x", "run/frozen", "run/gate"])

@@ -351,14 +351,16 @@ def test_a_message_is_read_once_and_up_to_the_largest_size() -> None:
     mail = Mail()
     numbers = ((0, LARGEST), (0, 100), (1, LARGEST + 1), (1, 101), (1, 100), (3, 102), (2, 100))
     strange = ("000003/000000000000", "000002/x", "000002", "000002/", "/000000000000")
+    wrong = (b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff")
     mail.read_all(
         *((f"000001/{number:012d}", line_of(size)) for number, size in numbers),
+        *((f"000001/{number:012d}", value) for number, value in enumerate(wrong, 4)),
         ("000002/000000000001", line_of(103)),
         *((key, line_of(100)) for key in strange),
     )
     assert mail.read == [(sender, sized(size)["line"]) for sender, size in ((1, LARGEST), (1, 101), (1, 102), (2, 103))]
     ignored = {key.removeprefix(f"{ROOT}mail/000000/"): reason for key, reason in mail.values.ignored.items()}
-    assert list(ignored) == ["000001/000000000001", *strange]
+    assert list(ignored) == [*(f"000001/{number:012d}" for number in (1, 4, 5, 6, 7)), *strange]
     assert {ignored[key] for key in strange} == {"it is not the key of a message from a rank of this group"}
 
 
