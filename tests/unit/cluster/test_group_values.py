@@ -61,12 +61,6 @@ FAKE = b'{"host": "stranger", "pid": 1, "size": 2, "requested_rank": 1}'
 FORGED = (FAKE, b"junk", b"0" * 64 + b" " + FAKE, b"")
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
-
-
 @pytest.fixture
 def stranger(etcd: Etcd) -> Iterator[EtcdClient]:
     """A client that can write every key but does not have the token. No key is left after the test."""

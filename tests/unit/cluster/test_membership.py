@@ -100,12 +100,6 @@ class Meeting:
                 registration.result().leave()
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
-
-
 @pytest.fixture
 def meeting(etcd: Etcd) -> Iterator[Meeting]:
     with ThreadPoolExecutor(32) as pool, connect([etcd.endpoint], timeout=SECONDS) as client:
