@@ -27,7 +27,7 @@ LONG = "x" * 300
 HUGE, ENDLESS = "1" + 18 * "0", 5000 * "9"
 PROFILE_FORM = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
 
-CHOICE, COUNT, TWICE = "{!r} is not one of the choices", "{!r} is not a positive integer", "{} is named twice"
+CHOICE, COUNT = "{!r} is not one of the choices", "{!r} is not a positive integer"
 NO_FILE, IMAGE, PERCENTAGE = "there is no file {!r}", "{!r} is not an image reference", "{!r} is not a percentage"
 BEYOND, TOO_LONG = "{{}} is more than the maximum of {}", "{!r} is more than the maximum of 168 h"
 #: Of an option: what a refusal says of some wrong values; ``{}`` is the value. The option's own accepted form follows,
