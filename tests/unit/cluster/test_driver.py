@@ -36,27 +36,6 @@ from pytest_nixl.processes.worker_parent import parent_of_workers
 
 
 @pytest.mark.long
-def test_a_row_between_two_ranks_is_measured_like_a_local_row(
-    nixl_private_etcd: PrivateEtcd, make_settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_time(monkeypatch.setattr)  # no rate is judged
-    with two(nixl_private_etcd) as ranks:
-        pairs = Launches((LocalHost(supervisor(), 0), ranks.peer), make_settings())
-        for op in ("WRITE", "READ"):
-            samples = pairs.link("UCX", op, MemoryPair("DRAM", "DRAM")).measure(65536)
-            assert samples.corruption is None
-            assert samples.transports
-            assert samples.key.pair == (0, 1)
-        # The other direction: the peer is the initiator, and the transport is read from its log.
-        samples = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (1, 0)).measure(65536)
-        assert samples.transports
-        assert samples.key.pair == (1, 0)
-        pairs.close()
-    assert ranks.serving.result().code == 0
-    assert nixl_private_etcd.client.get_prefix("/") == {}
-
-
-@pytest.mark.long
 def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
     nixl_private_etcd: PrivateEtcd, make_settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,10 +51,12 @@ def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
         hosts = (LocalHost(supervisor(), 0), group.driver.peers[1], group.driver.peers[2])
         pairs = Launches(hosts, make_settings(duration=0.0, iterations=50))
         stack.callback(pairs.close)
-        for ranks in ((0, 1), (2, 0), (1, 2)):  # rank 0 starts the bytes, ends them, and only asks for them
-            walked = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), ranks, footprint=MIB)
+        # Rank 0 starts the bytes, ends them, and only asks for them: the transport is then read from the log of a peer.
+        for ranks, op in (((0, 1), "WRITE"), ((2, 0), "READ"), ((1, 2), "WRITE")):
+            walked = pairs.link("UCX", op, MemoryPair("DRAM", "DRAM"), ranks, footprint=MIB)
             samples = walked.measure(64 * KIB)
             assert samples.corruption is None
+            assert samples.transports
             assert str(samples.key).endswith(f"/{ranks[0]}-{ranks[1]}/footprint=1MiB")
         for rank in (0, 2):
             stored = pairs.link("OBJ", "READ", MemoryPair("DRAM", "OBJ"), (rank, rank)).measure(4 * KIB)
@@ -105,6 +86,7 @@ def test_a_peer_executes_the_workers_of_measured_rows_and_forks_others(nixl_priv
         assert parents == {**dict.fromkeys(MEASURED, os.getpid()), "agent": parent_of_workers()}
         for worker in workers.values():
             worker.close()
+    assert nixl_private_etcd.client.get_prefix("/") == {}
 
 
 def test_more_bytes_of_a_peer_than_a_message_has_room_for_are_written_and_read(
