@@ -82,11 +82,16 @@ def test_the_wheel_carries_the_suites_profiles_and_templates(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "site/pytest_nixl/suites/bandwidth/test_bandwidth.py" in done.stdout
     assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
-    init = [sys.executable, "-m", "pytest_nixl.cli", "init", "files"]
-    written = subprocess.run(
-        init, cwd=tmp_path, env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False
-    )
-    assert written.returncode == 0, written.stdout + written.stderr
+    for arguments, line in (
+        (("init", "files"), "files/indexed-job.yaml"),
+        (("run", "quick", "--backend=UCX", "--print"), " --pyargs pytest_nixl.suites --nixl-gate --nixl-level=quick"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest_nixl.cli", *arguments], cwd=tmp_path,
+            env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert line in ended.stdout
     assert (tmp_path / "files" / "indexed-job.yaml").is_file()
 
 
