@@ -127,7 +127,6 @@ def test_without_arguments_it_ends_in_a_verdict_of_this_host(tmp_path: Path) -> 
     assert done.returncode == 0
 
 
-
 QUICK, PAGE = "--nixl-gate --nixl-level=quick --nixl-backend=UCX", "--nixl-report=nixl-report.html"
 LOOPBACK, SUITES = "--nixl-profile=loopback", str(ROOT / "suites")
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,10 +62,11 @@ def test_a_record_has_launches_versions_environment_host_and_results(store: Path
     assert [result["verdict"] for result in data["nixl"]["results"]] == ["WRONG-TRANSPORT"]
 
 
-def test_pytest_benchmark_compares_the_records_of_a_store(store: Path) -> None:
+def test_pytest_benchmark_compares_the_records_of_a_store(store: Path, tmp_path: Path) -> None:
     [path] = store.iterdir()
+    other = shutil.copy(path, tmp_path / "other.json")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest_benchmark", "compare", path, path], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pytest_benchmark", "compare", path, other], capture_output=True, text=True, check=True
     )
     assert done.stdout.count(KEY) == 2
 
