@@ -264,15 +264,6 @@ class TestRefused:
             assert refusal(late).remedy == remedy
         meeting.barrier(members)
 
-    @pytest.mark.long
-    def test_one_process_too_many(self, meeting: Meeting) -> None:
-        joining = meeting.claim("many", None, None, None, None, size=3, ttl=SHORT)
-        [late] = [registration for registration in joining if registration.exception(SECONDS) is not None]
-        members = [registration.result() for registration in joining if registration is not late]
-        assert sorted(member.rank for member in members) == [0, 1, 2]
-        names = ", ".join(map(str, members[0].members))
-        assert refusal(late).reason == f"group 'many' is closed: all its ranks are taken; its members are {names}"
-
     @pytest.mark.parametrize(
         ("requested", "sentence"),
         [
@@ -427,7 +418,8 @@ def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_t
     members, watches = meeting.group("full", 2), Watches(monkeypatch)
     after = int(meeting.client.status()["header"]["revision"]) + 1
     [late] = meeting.claim("full", None, size=2, ttl=5, timeout=timeout)
-    assert "all its ranks are taken" in refusal(late).reason
+    names = ", ".join(map(str, members[0].members))
+    assert refusal(late).reason == f"group 'full' is closed: all its ranks are taken; its members are {names}"
     keys = [("run/", after, True, False), ("members/", after, True, True)]
     assert watches.calls == [(keys, seconds, sorted(member.token for member in members), False)]
 
