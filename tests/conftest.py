@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files use: workers and links of our own, outside any run."""
+"""What several test files use: workers, links and an etcd of our own, outside any run."""
 
 from __future__ import annotations
 
