@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With --nixl-gate no run passes by accident: one test for each way in which it might."""
+"""A gate knows every suite and every check: those that a run did not select are named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, bandwidth, run
+from helpers.cli_run import ROOT, run
 
 from pytest_nixl.session.selection import ON_REQUEST, check_ids_by_suite, suite_checks
 
@@ -35,9 +35,3 @@ def test_the_listed_checks_are_those_that_pytest_collects() -> None:
     for suite, check, level, test in collected:
         assert (listed[check].suite, listed[check].level) == (suite, level)
         assert test.startswith(listed[check].test)
-
-
-def test_selected_tests_that_did_not_run_fail_the_gate() -> None:
-    done = bandwidth(GATE, "--setup-plan")
-    assert "no row was measured" in done.output
-    assert done.code == 1
