@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files use: workers and links of our own, outside any run."""
+"""What several test files use: workers, links and an etcd of our own, outside any run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.forked_runs import save_time
@@ -19,6 +19,9 @@ from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.settings import read_settings
+
+if TYPE_CHECKING:
+    from helpers.etcd import Etcd
 
 # Behind a shell's & Ctrl-C is ignored, and so it would be in every run that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -103,4 +106,13 @@ def shared_pairs(make_settings: Callable[..., Settings]) -> Iterator[MakePairs]:
 def agents(make_settings: Callable[..., Settings]) -> Iterator[Agents]:
     """Agents whose steps may take twenty seconds."""
     with Agents(LocalHost(supervisor()), make_settings(timeout=20.0)) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    """A real etcd that the tests of a module share."""
+    from helpers.etcd import running_etcd  # not each environment has what the module imports
+
+    with running_etcd() as started:
         yield started

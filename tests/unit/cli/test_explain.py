@@ -58,39 +58,6 @@ def test_no_entry_prints_a_link_of_markdown(capsys: pytest.CaptureFixture[str]) 
     assert [line for entry in explain._entries() for line in (*entry.names, *entry.lines) if "](" in line] == []
 
 
-LOG = """\
-INFO 11-20 10:00:01 [core.py:12] the secret is hunter2
-[1763600001.1] [pod-a:211:0]  parser.c:2036 UCX  WARN  unused environment variable: UCX_SERVICE_PORT
-nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND
-nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND
-[1.1] [pod:211:0]  ucp_context.c:12 UCX WARN transports 'rc','ud' are not available, please use one or more of: tcp
-"""
-
-
-def feed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Make a text the standard input."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-
-
-def test_a_log_is_explained_cause_first_without_an_echo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "engine.log"
-    file.write_text(LOG)
-    assert cli.main(["explain", str(file)]) == 0
-    out = capsys.readouterr().out
-    heads = [line for line in out.splitlines() if not line.startswith(" ")]
-    assert heads[0] == "line 5: transports … not available, please use one or more of"
-    assert heads[1] == "line 3, 2 times: NIXL_ERR_BACKEND"
-    assert heads[2].startswith("also seen, harmless: unused environment variable (UCX does not read")
-    assert len(heads) == 3
-    assert "hunter2" not in out
-    for arguments in (["-"], []):
-        feed(monkeypatch, LOG)
-        assert cli.main(["explain", *arguments]) == 0
-        assert capsys.readouterr().out == out
-
-
 def test_of_many_causes_the_first_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "engine.log"
     errors = ("BACKEND", "NOT_FOUND", "REMOTE_DISCONNECT", "INVALID_PARAM", "MISMATCH", "NO_TELEMETRY", "UNKNOWN",
@@ -113,7 +80,7 @@ def test_of_many_causes_the_first_are_printed(tmp_path: Path, capsys: pytest.Cap
 def test_a_log_of_which_nothing_is_known_is_one_sentence(
     text: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    feed(monkeypatch, text)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert cli.main(["explain", "-"]) == 2
     assert capsys.readouterr() == ("", f"pytest-nixl: {message}\n")
 

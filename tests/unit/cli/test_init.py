@@ -158,21 +158,6 @@ def test_an_instance_with_a_profile_gets_a_copy_of_it(node: Path, tmp_path: Path
     assert spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
 
 
-@pytest.mark.long
-def test_pytest_reads_the_options_of_the_job(plain_node: Path, tmp_path: Path) -> None:
-    folder = written(tmp_path, plain_node)
-    [spec] = check_manifests(folder)
-    arguments = [
-        argument for argument in container(spec)["args"] if argument.startswith(("--nixl-backend", "--nixl-memory"))
-    ]
-    arguments += [f"--nixl-profile={folder / 'profile.toml'}", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "suites/bandwidth/test_bandwidth.py", *arguments], cwd=ROOT, env=environment(),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_no_file_is_overwritten_and_none_is_added(
     plain_node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,7 @@ def test_a_line_is_recognised_by_its_words_and_conditions(log: str, titles: list
 
 @pytest.mark.parametrize("end", ["", "\n", "\nmore\n"], ids=["no-line-break", "line-break", "another-line"])
 def test_messages_are_counted_by_lines_and_causes_come_first(end: str) -> None:
-    log = f"it broke\nnothing to see\nit broke in two\nib.c:7 UCX  ERROR odd\n\nno link no link\nno link x{end}"
+    log = f"it broke\nnothing to see\nit broke in two\nib.c:7 UCX  ERROR odd\n\nno link no link\nUCX link is down{end}"
     result = scan(log)
     assert [(match.message.title, match.text, match.line, match.count) for match in result.seen()] == [
         (DOWN, "no link", 6, 2), (OF_IB, OF_IB, 4, 1), ("it broke in two", "it broke in two", 3, 1),

@@ -64,29 +64,11 @@ def titles(log: str) -> list[str]:
     return [match.message.title for match in scan(log).seen()]
 
 
-def test_a_finding_is_named_by_the_form_that_its_first_line_has() -> None:
-    etcd = '{"level":"warn","caller":"etcdserver/%s.go:1","msg":"%s","took":"2.2s"}\n'
-    log = etcd % ("wal", "slow fdatasync") + etcd % ("raft", "leader failed to send out heartbeat on time")
-    assert [(match.text, match.count) for match in scan(log).seen()] == [("slow fdatasync", 2)]
-
-
 def test_an_unused_variable_is_harmless_unless_ucx_knows_a_similar_name() -> None:
     unused = f"{UCX}unused environment variable: UCX_NET_DEVICE"
     (harmless,) = scan(unused).seen()
     (typing_error,) = scan(f"{unused} (maybe: UCX_NET_DEVICES?)").seen()
     assert (harmless.message.weight, typing_error.message.weight) == ("harmless", "likely")
-
-
-def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> None:
-    assert titles(f"{UCX}network device 'mlx5_9:1' is not available, please use one or more of: 'eth0'(tcp)") == [
-        DEVICES
-    ]
-    assert titles(f"{UCX}network devices 'a:1','b:1' are not available, please use one or more of: 'c'") == [DEVICES]
-    assert titles(f"{UCX}transport 'rc' is not available, please use one or more of: tcp") == [TRANSPORTS]
-    assert titles(f"{UCX}transports 'cuda_copy','cuda_ipc' are not available, please use one or more of: tcp") == [
-        TRANSPORTS
-    ]
-    assert titles(f"{UCX}model 'rc' is not available, please use one or more of: tcp") == []
 
 
 @pytest.mark.parametrize(
@@ -104,7 +86,6 @@ def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> N
         ("nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 12028, Non-fatal", "nvidia-nvswitch0: Probing PCI 0000:c5:00.0"),
         # A short text needs its speaker's sign.
         ("etcdserver: request is too large", "error: request is too large: 130000 tokens"),
-        ("etcd: " + "-" * 500 + " request is too large", "etcd: " + "-" * 1500 + " request is too large"),
         (f"{UCX}different pid namespaces", "two processes in different pid namespaces"),
         # A line that its logger calls information or debugging reports no problem, whatever it says.
         (f"{RDMA}ibv_open_device(mlx5_0) failed: Permission denied",
@@ -117,20 +98,10 @@ def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> N
         # A line that another native logger wrote is not this speaker's.
         ("Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
          "[ 12.345678] Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)"),
-        # A line that is cut before it reports a failure.
-        ("W1127 10:00:00.1  77 a.cpp:9] Handshake send to 'a' failed",
-         "W1127 10:00:00.1  77 a.cpp:9] Handshake send to"),
         # What a line must have, and must not have.
         (f"{UCX}unused environment variable: UCX_FOO", "unused environment variable: FOO"),
         ("E1120 10:00:01.000001 4242 libfabric_rail.cpp:1362] fi_mr_reg failed on rail 2: Cannot allocate memory",
          "I1120 10:00:01.000001 4242 libfabric_rail.cpp:1362] fi_mr_reg worked on rail 2: Cannot allocate memory"),
-        # The ends of a form are ends of words; the case does not count.
-        ("keyerror: 'ucx'", "MonkeyError: 'UCX'"),
-        ("nixl._bindings.nixlMismatchError", "nixlMismatchErrors"),
-        # The parts follow each other, and not too far.
-        ("detected CUDA 13 but nixl-cu13 is not installed", "FlashInfer is not installed, but CUDA 12 detected"),
-        ("uct_iface_open(rc_verbs/mlx5_0:1) failed: Address not valid",
-         f"uct_iface_open(rc_verbs/mlx5_0:1{'-' * 700}) failed: Address not valid"),
     ],
 )  # fmt: skip
 def test_a_twin_of_a_message_stays_silent(line: str, twin: str) -> None:
@@ -184,6 +155,13 @@ def test_no_log_takes_much_longer_than_an_ordinary_one(text: str, title: str | N
 @pytest.mark.parametrize(
     ("line", "title"),
     [
+        # One device is not a transport, and two transports are not devices.
+        (f"{UCX}network device 'mlx5_9:1' is not available, please use one or more of: 'eth0'(tcp)", DEVICES),
+        (f"{UCX}network devices 'a:1','b:1' are not available, please use one or more of: 'c'", DEVICES),
+        (f"{UCX}transport 'rc' is not available, please use one or more of: tcp", TRANSPORTS),
+        (f"{UCX}transports 'cuda_copy','cuda_ipc' are not available, please use one or more of: tcp", TRANSPORTS),
+        (f"{UCX}model 'rc' is not available, please use one or more of: tcp", None),
+        # An error without an entry.
         (f"{RDMA}ibv_new_call(1) failed: Cannot allocate memory", "UCX: an RDMA call failed: Cannot allocate memory"),
         (f"{RDMA}ibv_new_call(1) failed: Weird reason", "UCX: an RDMA call failed"),
         # The function that failed tells the library, whatever the file is called.
@@ -208,7 +186,7 @@ def test_no_log_takes_much_longer_than_an_ordinary_one(text: str, title: str | N
         ("UCX  ERROR handling: Cannot allocate memory", None),
     ],
 )  # fmt: skip
-def test_an_error_without_an_entry_is_explained_by_its_part_and_reason(line: str, title: str | None) -> None:
+def test_a_line_is_explained_by_its_entry_or_else_by_its_part_and_reason(line: str, title: str | None) -> None:
     assert titles(line) == ([] if title is None else [title])
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -178,14 +180,18 @@ def test_a_finding_is_printed_with_its_script_if_it_has_one(capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("made_up")
-def test_lines_of_a_log_are_printed_with_their_meaning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_a_log_are_printed_with_their_meaning_and_without_an_echo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     log, other = tmp_path / "a.log", tmp_path / "b.log"
-    log.write_text("change of plan\nucx: no link\nlink is down\nx\n")
+    log.write_text("change of plan\nucx: no link\nlink is down\nthe secret is hunter2\n")
     other.write_text("ucx error odd\n")
     _, _, explained = LINK.partition("\n")
-    assert cli.main(["explain", str(log)]) == 0
     harmless = "change of plan (nothing)"
-    assert capsys.readouterr().out == f"line 2, 2 times: no link\n{explained}also seen, harmless: {harmless}\n"
+    for arguments in ([str(log)], ["-"], []):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
+        assert cli.main(["explain", *arguments]) == 0
+        assert capsys.readouterr().out == f"line 2, 2 times: no link\n{explained}also seen, harmless: {harmless}\n"
     assert cli.main(["explain", str(log), str(other)]) == 0
     any_error = f"{other}: line 1: any error\n    by:     UCX\n    means:  something\n    do:     look\n"
     assert capsys.readouterr().out == (

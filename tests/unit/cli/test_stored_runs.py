@@ -45,11 +45,14 @@ def test_two_runs_are_compared_and_each_note_is_printed_once(store: Path, capsys
     regressed = [line.partition(" against")[0] for line in lines if line.startswith("REGRESSED")]
     assert regressed == ["REGRESSED 2 rows together", f"REGRESSED {KEY}"]
     assert [line for line in lines if line.startswith("nixl:1 of")] == ["nixl:1 of 2026-03-09 03:00 UTC"]
-    assert compared("nixl:0", "nixl:0")[0] == 0
+    assert compared("nixl:0", "nixl:0", "--gate")[0] == 0
     assert compared("nixl:0", "nixl:1", "--max-regression=60%")[0] == 0
     # A run that was interrupted can be judged, and does not pass.
     code, lines = compared("nixl:0", str(store / "2.json"), "--max-regression=60%")
     assert (code, lines[-1]) == (1, f"{store}/2.json: INTERRUPTED after 1 of 2 checks: Ctrl-C")
+    assert cli.main(["compare", "nixl:0", "nixl:1", "--max-regression=5"]) == 2
+    fault = "'5' is not a percentage: expected a percentage, such as 5%"
+    assert capsys.readouterr().err == f"pytest-nixl: --max-regression: {fault}\n"
 
 
 @pytest.mark.parametrize("gate", [False, True])

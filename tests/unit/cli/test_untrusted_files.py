@@ -46,7 +46,6 @@ def huge(path: Path) -> None:
 
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command and return its one sentence."""
-    (folder / "OUTPUT").write_text("")
     assert main([argument.replace(FILE, str(folder / FILE)) for argument in arguments]) == 2
     error_output = capsys.readouterr().err.strip()
     assert len(error_output.splitlines()) == 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import requests
-from helpers.etcd import Etcd, running_etcd, wait_until
+from helpers.etcd import Etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
 from pytest_nixl.cluster import membership
@@ -25,12 +25,6 @@ from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient
 
 #: Seconds after which each watch is replaced by a new one.
 SOON = 0.2
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -35,27 +36,6 @@ from pytest_nixl.processes.worker_parent import parent_of_workers
 
 
 @pytest.mark.long
-def test_a_row_between_two_ranks_is_measured_like_a_local_row(
-    nixl_private_etcd: PrivateEtcd, make_settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_time(monkeypatch.setattr)  # no rate is judged
-    with two(nixl_private_etcd) as ranks:
-        pairs = Launches((LocalHost(supervisor(), 0), ranks.peer), make_settings())
-        for op in ("WRITE", "READ"):
-            samples = pairs.link("UCX", op, MemoryPair("DRAM", "DRAM")).measure(65536)
-            assert samples.corruption is None
-            assert samples.transports
-            assert samples.key.pair == (0, 1)
-        # The other direction: the peer is the initiator, and the transport is read from its log.
-        samples = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (1, 0)).measure(65536)
-        assert samples.transports
-        assert samples.key.pair == (1, 0)
-        pairs.close()
-    assert ranks.serving.result().code == 0
-    assert nixl_private_etcd.client.get_prefix("/") == {}
-
-
-@pytest.mark.long
 def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
     nixl_private_etcd: PrivateEtcd, make_settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,10 +51,12 @@ def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
         hosts = (LocalHost(supervisor(), 0), group.driver.peers[1], group.driver.peers[2])
         pairs = Launches(hosts, make_settings(duration=0.0, iterations=50))
         stack.callback(pairs.close)
-        for ranks in ((0, 1), (2, 0), (1, 2)):  # rank 0 starts the bytes, ends them, and only asks for them
-            walked = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), ranks, footprint=MIB)
+        # Rank 0 starts the bytes, ends them, and only asks for them: the transport is then read from the log of a peer.
+        for ranks, op in (((0, 1), "WRITE"), ((2, 0), "READ"), ((1, 2), "WRITE")):
+            walked = pairs.link("UCX", op, MemoryPair("DRAM", "DRAM"), ranks, footprint=MIB)
             samples = walked.measure(64 * KIB)
             assert samples.corruption is None
+            assert samples.transports
             assert str(samples.key).endswith(f"/{ranks[0]}-{ranks[1]}/footprint=1MiB")
         for rank in (0, 2):
             stored = pairs.link("OBJ", "READ", MemoryPair("DRAM", "OBJ"), (rank, rank)).measure(4 * KIB)
@@ -104,6 +86,7 @@ def test_a_peer_executes_the_workers_of_measured_rows_and_forks_others(nixl_priv
         assert parents == {**dict.fromkeys(MEASURED, os.getpid()), "agent": parent_of_workers()}
         for worker in workers.values():
             worker.close()
+    assert nixl_private_etcd.client.get_prefix("/") == {}
 
 
 def test_more_bytes_of_a_peer_than_a_message_has_room_for_are_written_and_read(
@@ -145,13 +128,6 @@ def test_a_peer_refuses_commands_outside_its_list(nixl_private_etcd: PrivateEtcd
         worker.close()
 
 
-def test_peers_end_with_the_exit_code_of_rank_0(nixl_private_etcd: PrivateEtcd) -> None:
-    with ThreadPoolExecutor() as pool:
-        ranks = Two(nixl_private_etcd, pool)
-        ranks.driver.end(Ending(5, "bad"))
-        assert ranks.serving.result(timeout=60) == Ending(5, "bad")
-
-
 def test_a_peer_ends_if_rank_0_is_gone(nixl_private_etcd: PrivateEtcd) -> None:
     with ThreadPoolExecutor() as pool:
         ranks = Two(nixl_private_etcd, pool)
@@ -176,13 +152,24 @@ def test_rank_0_names_a_lost_peer(nixl_private_etcd: PrivateEtcd) -> None:
         ranks.serving.exception(timeout=60)
 
 
-def test_messages_without_a_seal_are_ignored(nixl_private_etcd: PrivateEtcd) -> None:
+@pytest.mark.parametrize("seal", [b"", b"0" * 64 + b" "])
+def test_messages_without_a_valid_seal_neither_end_a_run_nor_answer_a_request(
+    nixl_private_etcd: PrivateEtcd, seal: bytes
+) -> None:
+    start = {"ask": "start", "worker": 5, "role": "agent", "environment": {}}
     with two(nixl_private_etcd) as ranks:
-        root = ranks.membership.root
-        end = b'{"ask":"end","number":1,"code":0}'
-        nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999999", end)
-        nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999998", b"0" * 64 + b" " + end)
+        for number in (*range(40), 10**12 - 1):
+            for mailbox, forged in (
+                ("000001/000000", {"ask": "end", "number": number, **Ending(0, "all good").plain()}),
+                ("000001/000000", {**start, "number": number}),
+                ("000000/000001", {"answer": number, "result": 4242}),
+                ("000000/000001", {"worker": number % 3, "ended": 0}),
+            ):
+                key = f"{ranks.membership.root}mail/{mailbox}/{number:012d}"
+                nixl_private_etcd.client.put(key, seal + json.dumps(forged).encode())
         worker = ranks.peer.start("agent", {}, 120)
+        assert worker.pid != 4242
         assert worker.versions
+        assert worker.alive
         assert not ranks.serving.done()
         worker.close()

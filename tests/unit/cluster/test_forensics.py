@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from helpers.etcd import Etcd, running_etcd
+from helpers.etcd import Etcd
 from helpers.stopped import stopped
 
 from pytest_nixl.cluster.forensics import forensics
@@ -27,12 +27,6 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 
 #: Seconds of a lease, of which no thread has to refresh one during a test; for each step; and for etcd's answers.
 TTL, SECONDS = 120, 60
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.fixture

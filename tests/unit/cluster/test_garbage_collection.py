@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.etcd import Etcd, running_etcd
+from helpers.etcd import Etcd
 
 from pytest_nixl import cli
 from pytest_nixl.cluster.etcd import DeadGroup, LiveGroup, clean
@@ -23,12 +23,6 @@ from pytest_nixl.etcd.proxy import EtcdProxy
 PREFIX = "/pytest-nixl/groups"
 #: Seconds of a lease, and for each step on a busy machine.
 TTL, SECONDS = 30, 60
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.fixture

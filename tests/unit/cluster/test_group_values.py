@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from helpers.cli_run import BANDWIDTH, profile, run
 from helpers.etcd import Etcd, running_etcd, turn_authentication_on
 
 from pytest_nixl.cluster import etcd as cluster_etcd
-from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed, require_etcd, require_secret
 from pytest_nixl.cluster.group import (
     HOST,
@@ -38,8 +37,7 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.group_values import GroupValues, SealError, Seals, unsealed
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Mailbox, Message, PeerAnswer, PeerRequest
-from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.cluster.messages import Mailbox, Message, PeerRequest
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
@@ -61,12 +59,6 @@ REMOVE = "remove that key; or give every rank a --nixl-group-token, or a --nixl-
 #: The value of a member as a rank writes it, but without a seal.
 FAKE = b'{"host": "stranger", "pid": 1, "size": 2, "requested_rank": 1}'
 FORGED = (FAKE, b"junk", b"0" * 64 + b" " + FAKE, b"")
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.fixture
@@ -318,101 +310,24 @@ class TestMessages:
                 assert len(ends) == (1 if turn == 0 else 0), ends
                 assert not [box.failed for box in boxes if box.failed]
 
-    def test_many_pending_messages_are_read_and_deleted(self, etcd: Etcd, stranger: EtcdClient) -> None:
-        """There are more messages than etcd accepts operations in one transaction."""
-        with joined(etcd) as members, connect([etcd.endpoint], timeout=SECONDS) as client:
-            barrier(members)
-            sender = Posted(stranger, members[0])
-            for number in range(150):
-                sender.box.send(1, {"ask": "state", "number": number})
-            receiver = Posted(client, members[1])
-            sent = [(0, PeerRequest("state", number, {})) for number in range(150)]
-            wait_until(lambda: receiver.taken == sent, "all messages", seconds=60)
-            for number in range(32):
-                sender.box.send(1, {"ask": "state", "number": number})
-            prefix = f"{ROOT}mail/000001/"
-            wait_until(lambda: stranger.count_prefix(prefix) < 150, "what was read to be deleted", seconds=60)
-            assert receiver.failed == []
-            receiver.box.close()
-            sender.box.close()
 
-    def test_keys_that_are_not_messages_are_named_and_ignored_without_a_token(
-        self, etcd: Etcd, stranger: EtcdClient
-    ) -> None:
-        mail = f"{group_root(PREFIX, 'forged')}mail/000000/"
-        values = (b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff", b"x" * 1_200_000)
-        with joined(etcd, token="") as members, connect([etcd.endpoint], timeout=SECONDS) as client:
-            barrier(members)
-            posted = Posted(client, members[0])
-            sender = Posted(stranger, members[1])
-            keys = [f"{mail}000001/{number:012d}" for number in range(10**11, 10**11 + len(values))]
-            for key, value in [*zip(keys, values, strict=True), (f"{mail}x/[", b""), (f"{mail}000009/1", b"")]:
-                stranger.put(key, value)
-            sender.box.send(0, {"answer": 1, "result": 2})
-            wait_until(lambda: posted.taken, "the message that is one", seconds=60)
-            assert (posted.taken, posted.failed) == ([(1, PeerAnswer(1, 2))], [])
-            assert {*keys, f"{mail}x/[", f"{mail}000009/1"} <= set(members[0].values.ignored)
-            posted.box.close()
-            sender.box.close()
-
-
-@contextmanager
-def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[RankDriver, Future[Ending], Membership]]:
-    """Yield rank 0 as the driver, and the future of rank 1, which serves it."""
-    with joined(etcd, token=token) as members, ThreadPoolExecutor() as pool:
-        serving = pool.submit(serve, members[1], lambda: connect([etcd.endpoint], timeout=SECONDS), supervisor())
-        driver = RankDriver(members[0], lambda: connect([etcd.endpoint], timeout=SECONDS), timeout=SECONDS)
-        try:
-            yield driver, serving, members[0]
-        finally:
-            driver.end(Ending(3, "the true end"))
-            serving.exception(SECONDS)
-
-
-class TestRun:
-    @pytest.mark.long
-    def test_forged_messages_neither_end_a_run_nor_answer_a_request(self, etcd: Etcd, stranger: EtcdClient) -> None:
-        with running(etcd) as (driver, serving, _):
-            to_peer, to_driver = f"{ROOT}mail/000001/000000/", f"{ROOT}mail/000000/000001/"
-            ask = {"ask": "start", "number": 5, "worker": 5, "role": "agent", "environment": {}}
-            for number in [*range(40), 10**12 - 1]:
-                end = {
-                    "ask": "end",
-                    "number": number,
-                    "code": 0,
-                    "verdict": "all good",
-                    "refusal": "",
-                    "verdict_fields": {},
-                }
-                for forged in (end, {**ask, "number": number}):
-                    stranger.put(f"{to_peer}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
-                for forged in ({"answer": number, "result": 4242}, {"worker": number % 3, "ended": 0}):
-                    stranger.put(f"{to_driver}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
-            worker = driver.peers[1].start("agent", {}, SECONDS)
-            assert worker.pid != 4242
-            assert worker.versions["nixl"]
-            assert worker.alive
-            assert not serving.done()
-            worker.close()
-        assert serving.result() == Ending(3, "the true end")
-
-    @pytest.mark.parametrize("key", ["members/x", "run/frozen", "run/gate"])
-    def test_an_invalid_value_is_an_error_that_names_its_key_without_a_token(
-        self, etcd: Etcd, stranger: EtcdClient, key: str
-    ) -> None:
-        root = group_root(PREFIX, "forged")
-        # The rank that does not see the key waits for the other one until the timeout. Only the first rank's error is
-        # looked at: it watches the roster, and reads the members when it stops waiting.
-        timeout = SECONDS if "gate" in key else 1
-        first = 1 if "members" in key else SECONDS
-        with (
-            pytest.raises(MembershipError) as caught,
-            joined(etcd, 2, "", lambda: stranger.put(f"{root}{key}", b"null"), timeout, first) as members,
-        ):
-            barrier(members)
-        assert caught.value.reason.startswith(f"the key '{root}{key}' has a value that no rank of this version writes")
-        assert caught.value.remedy == REMOVE
-        stranger.delete_prefix(root)
+@pytest.mark.parametrize("key", ["members/x", "run/frozen", "run/gate"])
+def test_an_invalid_value_is_an_error_that_names_its_key_without_a_token(
+    etcd: Etcd, stranger: EtcdClient, key: str
+) -> None:
+    root = group_root(PREFIX, "forged")
+    # The rank that does not see the key waits for the other one until the timeout. Only the first rank's error is
+    # looked at: it watches the roster, and reads the members when it stops waiting.
+    timeout = SECONDS if "gate" in key else 1
+    first = 1 if "members" in key else SECONDS
+    with (
+        pytest.raises(MembershipError) as caught,
+        joined(etcd, 2, "", lambda: stranger.put(f"{root}{key}", b"null"), timeout, first) as members,
+    ):
+        barrier(members)
+    assert caught.value.reason.startswith(f"the key '{root}{key}' has a value that no rank of this version writes")
+    assert caught.value.remedy == REMOVE
+    stranger.delete_prefix(root)
 
 
 class Stranger:

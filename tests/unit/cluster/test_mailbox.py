@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from helpers.etcd import Etcd, running_etcd, wait_until
+from helpers.etcd import Etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
 from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, MailError, Message, WorkerLine
@@ -19,12 +19,6 @@ from pytest_nixl.etcd.client import connect
 SIZE = 4
 #: Messages to each rank, from as many threads.
 MESSAGES = 25
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.fixture(params=["", "t"], ids=["open", "sealed"])

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_nixl import cluster_hooks
 from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import MembershipWatch
@@ -40,9 +39,7 @@ from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.host.devices import HostDevices
-from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 GONE = NixlPluginError("rank 1 is gone")
@@ -405,40 +402,3 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
         (1, f"{MEMBERS[1]} of group 'g' is gone: {reason}"), (0, membership.lease_lost().reason),
     ]  # fmt: skip
     assert opened == ([{"": 11}, {"": 16}] if ranks is None else [{"t0": 11, "t1": 11}, {"t0": 16, "t1": 11}])
-
-
-@pytest.mark.parametrize(("early", "when"), [(True, ""), (False, " after the last check")])
-def test_only_a_rank_that_loses_the_group_at_its_end_says_that_no_check_was_left(
-    monkeypatch: pytest.MonkeyPatch, early: bool, when: str
-) -> None:
-    faults, messages = [GONE] if early else [], list[str]()
-
-    def finish(_: Ending) -> list[str]:
-        faults[:] = [GONE]
-        return []
-
-    rank = SimpleNamespace(faults=faults, finish=finish, ending=PASSED, drives=False)
-    run = SimpleNamespace(rank_session=rank, record=SimpleNamespace(interrupted="", interrupt=messages.append))
-    monkeypatch.setattr(cluster_hooks, "write_again", lambda *_: None)
-    session = SimpleNamespace(exitstatus=0, config=None)
-    assert cluster_hooks.leave_group(cast(Any, session), cast(Any, run)) == []
-    assert messages == [f"INTERRUPTED{when}: rank 1 is gone"]
-    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.parametrize(("gate", "name"), [(False, "NIXL verdict"), (True, "NIXL gate")])
-@pytest.mark.parametrize(("count", "more"), [(0, []), (12, []), (13, ["and 1 more"])])
-def test_the_other_ranks_are_told_the_verdict_and_what_is_wrong(
-    gate: bool, name: str, count: int, more: list[str]
-) -> None:
-    endings: list[Ending] = []
-    wrong = [Result(f"check-{number}", "t", Verdict.FAIL, f"reason {number}") for number in range(count)]
-    results = [Result("first", "t", Verdict.PASS), *wrong, Result("last", "t", Verdict.NOT_APPLICABLE)]
-    record = SimpleNamespace(results=results, interrupted="")
-    rank = SimpleNamespace(faults=[], finish=endings.append, ending=None)
-    run = SimpleNamespace(rank_session=rank, usable=True, settings=SimpleNamespace(gate=gate), record=record)
-    cluster_hooks.leave_group(cast(Any, SimpleNamespace(exitstatus=min(count, 1), config=None)), cast(Any, run))
-    [ending] = endings
-    summary, *lines = ending.verdict.splitlines()
-    assert summary.startswith(f"{name}: {'FAIL' if count else 'PASS'} (1 PASS, ")
-    assert lines == [*(f"FAIL: check-{number}: reason {number}" for number in range(min(count, 12))), *more]

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import pytest_benchmark.plugin
-from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment, run
+from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment
 from helpers.records import KEY, ROW
 
 from pytest_nixl.model.device_counters import LossyDevice
@@ -35,24 +35,13 @@ from pytest_nixl.session.benchmark import (
 )
 
 
-def record(directory: Path, name: str) -> Path:
-    """Run one row, which must pass without a warning; return its record."""
-    path = directory / f"{name}.json"
+@pytest.mark.long
+def test_a_row_is_recorded_under_its_key_with_its_values(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
     done = bandwidth("--nixl-op=WRITE", f"--benchmark-json={path}", "-W", "error")
     assert done.code == 0, done.output
-    return path
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The record of one run, for the tests that only read it."""
-    return record(tmp_path_factory.mktemp("recorded"), "one")
-
-
-@pytest.mark.long
-def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None:
     row: dict[str, Any]
-    [row] = json.loads(recorded.read_text())["benchmarks"]
+    [row] = json.loads(path.read_text())["benchmarks"]
     extra, stats = row["extra_info"], row["stats"]
     assert row["fullname"] == row["name"] == extra["key"] == KEY
     assert row["group"] == "UCX WRITE DRAM:DRAM"
@@ -70,30 +59,10 @@ def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None
 
 
 @pytest.mark.long
-def test_two_runs_are_compared_by_row_key(recorded: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest_benchmark", "compare", str(recorded), str(record(tmp_path, "two"))],
-        cwd=tmp_path,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.count(KEY) == 2
-    assert "1 tests" not in done.stdout
-
-
-@pytest.mark.long
 def test_benchmark_only_runs_only_the_rows() -> None:
     done = bandwidth("suites/infrastructure", "--benchmark-only", "--nixl-op=WRITE")
     assert done.verdicts == {"WRITE 64KiB": "PASS"}
     assert done.code == 0
-
-
-@pytest.mark.long
-def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    done = run("--pyargs", "pytest_nixl.suites.bandwidth", "--nixl-op=WRITE", "--nixl-blocks=64KiB",
-               f"--benchmark-json={path}", directory=tmp_path)  # fmt: skip
-    assert done.code == 0, done.output
-    assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
 
 
 @pytest.mark.long
@@ -113,11 +82,16 @@ def test_the_wheel_carries_the_suites_profiles_and_templates(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "site/pytest_nixl/suites/bandwidth/test_bandwidth.py" in done.stdout
     assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
-    init = [sys.executable, "-m", "pytest_nixl.cli", "init", "files"]
-    written = subprocess.run(
-        init, cwd=tmp_path, env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False
-    )
-    assert written.returncode == 0, written.stdout + written.stderr
+    for arguments, line in (
+        (("init", "files"), "files/indexed-job.yaml"),
+        (("run", "quick", "--backend=UCX", "--print"), " --pyargs pytest_nixl.suites --nixl-gate --nixl-level=quick"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest_nixl.cli", *arguments], cwd=tmp_path,
+            env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert line in ended.stdout
     assert (tmp_path / "files" / "indexed-job.yaml").is_file()
 
 

@@ -105,18 +105,7 @@ def test_every_row_that_the_settings_request(pytester: pytest.Pytester) -> None:
     assert (len(vram), {row[:3] for row in vram}) == (16, {"UCX"})
 
 
-def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:
-    options = ("--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ", "--nixl-blocks=4KiB")
-    links = Run.of(parse_config(pytester, *options)).links
-    assert [str(link) for link in links] == [
-        "POSIX/READ/DRAM:FILE/4KiB/batch1/depth1/0-0",
-        "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB",
-    ]
-    assert link_id(links[1], several=False) == "UCX-READ-DRAM:DRAM-footprint=1GiB"
-    assert link_id(links[1], several=True) == "UCX-READ-DRAM:DRAM-0:1-footprint=1GiB"
-
-
-def test_only_rows_between_agents_notify_and_only_host_memory_has_pages(pytester: pytest.Pytester) -> None:
+def test_only_rows_between_agents_walk_and_notify_and_only_host_memory_has_pages(pytester: pytest.Pytester) -> None:
     options = ("--nixl-notify=each", "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ",
                "--nixl-pages=base", "--nixl-memory=DRAM:DRAM,VRAM:VRAM")  # fmt: skip
     keys = Run.of(parse_config(pytester, *options, "--nixl-blocks=4KiB")).links
@@ -129,3 +118,5 @@ def test_only_rows_between_agents_notify_and_only_host_memory_has_pages(pytester
     assert [key.notify for key in keys] == ["last", "each", "each"]
     assert [key.pages for key in keys] == ["base", "base", ""]
     assert keys[1].agent_variant == ()
+    assert link_id(keys[1], several=False) == "UCX-READ-DRAM:DRAM-footprint=1GiB-notify=each-pages=base"
+    assert link_id(keys[1], several=True) == "UCX-READ-DRAM:DRAM-0:1-footprint=1GiB-notify=each-pages=base"

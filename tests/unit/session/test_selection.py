@@ -12,7 +12,6 @@ import pytest
 from pytest_nixl.session.outcome import check_of, refuse_marked
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.selection import (
-    SuiteCheck,
     check_expected,
     pyargs_of_pasted,
     suite_names,
@@ -53,11 +52,6 @@ def test_a_check_is_expected_of_a_run_that_selected_its_suite() -> None:
         ("of-a-user", set(), True),
     ):  # fmt: skip
         assert check_expected(check, chosen) is expected
-
-
-def test_a_check_proves_what_its_first_paragraph_says() -> None:
-    check = SuiteCheck("a", "suites/metadata/test_it.py::test_it", "quick", (), "It is\n  so.\n\nAnd more.")
-    assert (check.suite, check.proves) == ("metadata", "It is so.")
 
 
 def test_the_first_argument_of_its_marker_is_the_id_of_a_check() -> None:

@@ -413,8 +413,3 @@ def test_a_comparison_without_scipy_is_refused(read: Read, monkeypatch: pytest.M
         read({name: TEXTS[name]})
     expected_text = f"--nixl-{name.replace('_', '-')} needs SciPy, which is not installed: pip install 'scipy>=1.11.1'"
     assert str(caught.value) == expected_text
-
-
-def test_a_value_with_a_line_break_is_refused_in_one_line(read: Read) -> None:
-    with pytest.raises(pytest.UsageError, match=r"^--nixl-pattern: no such\\nfile cannot be read"):
-        read({"pattern": "no such\nfile"})
