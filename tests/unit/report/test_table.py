@@ -200,3 +200,9 @@ def test_one_cause_of_many_checks_stands_once_above_them() -> None:
     ]
     whole = texts(results)
     assert sum("about:" in line for line in whole) == 7
+
+
+def test_the_cause_of_several_rows_stands_above_them() -> None:
+    cause = Result("regression", "", Verdict.WRONG_TRANSPORT, "UCX_TLS=tcp is set in this run")
+    shown_lines = texts([row("4KiB", "WRITE", Verdict.WRONG_TRANSPORT), cause])
+    assert [line.partition(": ")[0] for line in shown_lines[1:3]] == ["WRONG-TRANSPORT regression", "WRONG-TRANSPORT"]
