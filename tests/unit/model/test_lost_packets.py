@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.benchmark import described
 
 Counts = list[tuple[str, str, int]]
 RC = ("rc_mlx5/mlx5_0:1",)
@@ -163,9 +161,3 @@ def test_both_ends_are_named() -> None:
 def test_launches_are_added_by_device() -> None:
     both = samples(2, LOSING, WELL).with_launch(samples(2, replace(LOSING, packets=500, grown={"rcvd_seq_err": 1})))
     assert both.lossy == (replace(LOSING, packets=1500, grown={"rcvd_seq_err": 10, "completer_retry_err": 70}), WELL)
-
-
-def test_record_of_a_row_has_what_grew_and_nothing_if_nothing_did() -> None:
-    recorded: Any = described(samples(2, WELL))["lost_packets"]
-    assert recorded == [{"host": "node-b", "device": "rxe0", "packets": 1000, "grown": {"duplicate_request": 70}}]
-    assert "lost_packets" not in described(samples(2))
