@@ -21,7 +21,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, MIB = 1 << 10, 1 << 20
 DRAM = MemoryPair("DRAM", "DRAM")
 VRAM = MemoryPair("VRAM", "VRAM")
 EITHER = f"expected {', '.join(bundled_profiles())}, or the path of a TOML file"

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -44,17 +45,12 @@ SLOW = (2, 3)
 
 def rows(factor: float) -> dict[str, list[float]]:
     """Return rows of two operations and eight sizes, READ times ``factor``, and all links of four ranks, one slow."""
-    rows_by_key = {}
-    for op, share in (("WRITE", 1.0), ("READ", 0.9 * factor)):
-        for power in range(12, 27, 2):
-            rate = 12.0 * 2**power / (2**power + 300e3) * share
-            rows_by_key[key(format_size(1 << power), op)] = [rate * (1 + 0.002 * launch) for launch in range(-2, 3)]
-    for number in range(4):
-        for other in range(4):
-            if number != other and (number, other) != (0, 1):
-                rate = 7.1 if (number, other) == SLOW else 11.9
-                rows_by_key[key("64MiB", "WRITE", f"{number}-{other}")] = [rate * (1 + 0.002 * n) for n in range(-2, 3)]
-    return rows_by_key
+    shares = {"WRITE": 1.0, "READ": 0.9 * factor}
+    rates = {key(format_size(1 << power), op): power / 2 * shares[op] for op in shares for power in range(12, 27, 2)}
+    for pair in permutations(range(4), 2):
+        if pair != (0, 1):
+            rates[key("64MiB", "WRITE", f"{pair[0]}-{pair[1]}")] = 7.1 if pair == SLOW else 11.9
+    return {name: [rate * (1 + 0.002 * launch) for launch in range(-2, 3)] for name, rate in rates.items()}
 
 
 def week(number: int, results: tuple[Result, ...] = ()) -> RecordedRun:
