@@ -16,7 +16,7 @@ import pytest
 from pytest_nixl.judge import concurrent
 from pytest_nixl.judge.concurrent import at_once, corrupt, disjoint, disturbance, measure_at_once, spread, starving
 from pytest_nixl.model.samples import Samples
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Seconds that a busy machine may take.
 PATIENCE = 60
@@ -79,54 +79,46 @@ def test_a_wrong_byte_is_named_with_its_link() -> None:
     assert corrupt("rows", names, [samples()] * 3) is None
     for last in ([], [samples(corruption="other")]):
         judgement = corrupt("rows", names, [samples(), samples(corruption="3 bytes are wrong"), *last])
-        assert judgement is not None
-        assert judgement.verdict is Verdict.CORRUPT
-        assert judgement.reason == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
-        assert judgement.remedy == "run that pair alone; check the memory and NICs of both hosts"
+        assert judgement == Judgement(
+            Verdict.CORRUPT,
+            "rows of b, measured at the same time as 2 others: 3 bytes are wrong",
+            "run that pair alone; check the memory and NICs of both hosts",
+        )
+
+
+STARVES = (
+    "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 1 (ranks 1-4) to 4 GB/s: that pair starves while the others "
+    "are measured"
+)
 
 
 @pytest.mark.parametrize(
-    ("rates", "verdict", "message"),
+    ("measured", "verdict", "reason", "remedy"),
     [
-        ((4e9, 3e9, 2e9), Verdict.PASS,
-         "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 2 (ranks 2-5) to 4 GB/s"),
-        ((4e9, 1e9, 4e9), Verdict.WARN,
-         "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 1 (ranks 1-4) to 4 GB/s: that pair starves while the "
-         "others are measured"),
+        ((samples(4e9), samples(3e9), samples(2e9)), Verdict.PASS,
+         "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 2 (ranks 2-5) to 4 GB/s", ""),
+        ((samples(4e9), samples(1e9), samples(4e9)), Verdict.WARN, STARVES,
+         "check what these two ranks share with others: the uplink of a switch, a host, a NIC"),
+        ((samples(4e9), samples(1e9, contention=(0.94,)), samples(4e9)), Verdict.INCONCLUSIVE,
+         f"{STARVES}, but other processes used up to 0.9 of the cores that the links need",
+         "stop other processes on the host, and run this check again"),
+        ((samples(4e9, "bad"), samples(4e9), samples(4e9)), Verdict.CORRUPT,
+         "rows of ranks 0-3, measured at the same time as 2 others: bad",
+         "run that pair alone; check the memory and NICs of both hosts"),
     ],
 )  # fmt: skip
-def test_pairs_at_once_are_told_with_the_slowest(
-    rates: tuple[float, ...], verdict: Verdict, message: str, monkeypatch: pytest.MonkeyPatch
+def test_pairs_at_once_are_judged_by_the_one_that_starves(
+    measured: tuple[Any, ...], verdict: Verdict, reason: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[tuple[int, int]] = []
 
     def measure(links: Any, block: int, depth: int) -> list[Any]:
         requests.append((block, depth))
-        return [samples(rate) for rate in rates]
+        return list(measured)
 
     monkeypatch.setattr(concurrent, "measure_at_once", measure)
-    judgement = at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4)
-    assert (judgement.verdict, judgement.reason) == (verdict, message)
-    assert bool(judgement.remedy) == (verdict is Verdict.WARN)
+    assert at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4) == Judgement(verdict, reason, remedy)
     assert set(requests) == {(65536, 4)}
-
-
-def test_a_pair_that_starves_beside_other_processes_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    disturbed = [samples(4e9), samples(1e9, contention=(0.94,))]
-    monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: disturbed)
-    judgement = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reason.endswith("starves while the others are measured, but " + disturbance(disturbed))
-    assert judgement.remedy == "stop other processes on the host, and run this check again"
-
-
-def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = iter([[samples(4e9, "bad"), samples(4e9)]])
-    monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: next(results))
-    judgement = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
-    assert (judgement.verdict, judgement.reason) == (
-        Verdict.CORRUPT, "rows of ranks 0-2, measured at the same time as 1 others: bad"
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

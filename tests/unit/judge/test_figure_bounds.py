@@ -8,7 +8,7 @@ import pytest
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
 from pytest_nixl.judge.profiles import Profile, parse_profile
 from pytest_nixl.model.figure import FIGURE_KINDS, Figure
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 LABELS = {"backend": "UCX", "op": "READ", "memory": "DRAM:DRAM", "way": "scattered-prepped", "model": "llama-3-8b",
           "tokens": 8192}  # fmt: skip
@@ -23,54 +23,39 @@ def profile(*bounds: str) -> Profile:
     return parse_profile(f'[profile]\nname = "t"\n{tables}'.encode(), "t.toml")
 
 
-def test_a_figure_above_its_bound_fails_with_value_limit_source_and_remedy() -> None:
-    judged = judge_figures([SLOW], profile(f"{P50}\ntokens = [8192]\n{FIFTY}").bounds)
-    assert judged.verdict is Verdict.FAIL
-    assert judged.reason == (
-        "kv-request-p50 (UCX READ DRAM:DRAM scattered-prepped llama-3-8b tokens 8192): 63.1 ms, above its bound of "
-        "50 ms (bound of the profile, from: the target of 2026-11-20)"
-    )
-    assert judged.remedy == FIGURE_KINDS["kv-request-p50"].remedy
-
-
-def test_a_figure_below_its_least_fails() -> None:
-    judged = judge_figures([SLOW], profile(f'{P50}\nat_least = "1 s"\nsource = "s"').bounds)
-    assert judged.verdict is Verdict.FAIL
-    assert "63.1 ms, below its bound of 1 s (" in judged.reason
-    assert bounded(SLOW, profile(f'{P50}\nat_least = "1 s"\nsource = "s"').bounds).limit_text == "at least 1 s"
+P99 = Figure.of("kv-request-p99", 0.07, LABELS)
+ABOVE = f"{SLOW}, above its bound of 50 ms (bound of the profile, from: the target of 2026-11-20)"
+ONE_SECOND = f'{P50}\nat_least = "1 s"\nsource = "s"'
 
 
 @pytest.mark.parametrize(
-    "selector",
-    ['backend = ["libfabric"]', 'op = ["WRITE"]', 'memory = ["VRAM:VRAM"]', 'way = ["contiguous-merged"]',
-     'model = ["qwen3-8b"]', "tokens = [1024]"],
+    ("figures", "bound", "reason"),
+    [
+        *(([SLOW], f"{P50}\n{selector}\n{FIFTY}", ABOVE) for selector in (
+            'backend = ["ucx"]', 'op = ["read", "WRITE"]', 'memory = ["dram:DRAM"]', 'way = ["scattered-prepped"]',
+            'model = ["llama-3-8b"]', "tokens = [1024, 8192]", "tokens = [8192]")),
+        *(([SLOW], f"{P50}\n{selector}\n{FIFTY}", "") for selector in (
+            'backend = ["libfabric"]', 'op = ["WRITE"]', 'memory = ["VRAM:VRAM"]', 'way = ["contiguous-merged"]',
+            'model = ["qwen3-8b"]', "tokens = [1024]")),
+        ([SLOW], ONE_SECOND, f"{SLOW}, below its bound of 1 s (bound of the profile, from: s)"),
+        ([SLOW], f'{P50}\nat_most = "63.1 ms"\nat_least = "63.1 ms"\nsource = "s"', ""),
+        ([P99], f"{P50}\n{FIFTY}", ""),
+        ([P99, SLOW], f"{P50}\n{FIFTY}", ABOVE),
+    ],
 )  # fmt: skip
-def test_a_bound_of_other_figures_does_not_apply(selector: str) -> None:
-    judged = judge_figures([SLOW], profile(f"{P50}\n{selector}\n{FIFTY}").bounds)
-    assert (judged.verdict, judged.reason) == (Verdict.PASS, str(SLOW))
+def test_a_figure_outside_a_bound_that_selects_it_fails(figures: list[Figure], bound: str, reason: str) -> None:
+    judged = judge_figures(figures, profile(bound).bounds)
+    passed = Judgement(Verdict.PASS, "; ".join(map(str, figures)))
+    failed = Judgement(Verdict.FAIL, reason, FIGURE_KINDS["kv-request-p50"].remedy)
+    assert judged == (failed if reason else passed)
+    assert str(SLOW) == "kv-request-p50 (UCX READ DRAM:DRAM scattered-prepped llama-3-8b tokens 8192): 63.1 ms"
 
 
-@pytest.mark.parametrize(
-    "selector",
-    ['backend = ["ucx"]', 'op = ["read", "WRITE"]', 'memory = ["dram:DRAM"]', 'way = ["scattered-prepped"]',
-     'model = ["llama-3-8b"]', "tokens = [1024, 8192]"],
-)  # fmt: skip
-def test_a_bound_applies_to_the_figures_that_it_selects(selector: str) -> None:
-    assert judge_figures([SLOW], profile(f"{P50}\n{selector}\n{FIFTY}").bounds).verdict is Verdict.FAIL
-
-
-def test_the_bound_of_p50_does_not_apply_to_p99_and_the_reports_show_it() -> None:
+def test_a_figure_is_shown_with_the_bound_that_applies_to_it() -> None:
     bounds = profile(f"{P50}\n{FIFTY}").bounds
-    p99 = Figure.of("kv-request-p99", 0.07, LABELS)
-    assert bounded(p99, bounds) is p99
+    assert bounded(P99, bounds) is P99
     assert bounded(SLOW, bounds).limit_text == "at most 50 ms"
-    assert judge_figures([p99], bounds).verdict is Verdict.PASS
-    assert judge_figures([p99, SLOW], bounds).verdict is Verdict.FAIL
-
-
-def test_a_figure_at_its_bound_passes() -> None:
-    bounds = profile(f'{P50}\nat_most = "63.1 ms"\nat_least = "63.1 ms"\nsource = "s"').bounds
-    assert judge_figures([SLOW], bounds).verdict is Verdict.PASS
+    assert bounded(SLOW, profile(ONE_SECOND).bounds).limit_text == "at least 1 s"
 
 
 @pytest.mark.parametrize(

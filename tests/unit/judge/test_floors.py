@@ -36,20 +36,20 @@ def test_the_table_of_students_t_is_right(degrees: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "verdict"), [(4.0, Verdict.PASS), (3.99, None), (1.0, None), (0.251, None), (0.25, Verdict.FAIL)]
+    ("launches", "verdict", "text"),
+    [
+        ((20,), Verdict.PASS, "one launch decides: it is above the floor by a factor of 20"),
+        ((4.0,), Verdict.PASS, "one launch decides: it is above the floor by a factor of 4"),
+        *(((value,), None, "1 of the 3 launches needed at least") for value in (3.99, 1.0, 0.251)),
+        ((0.25,), Verdict.FAIL, "one launch decides: it is below the floor by a factor of 4"),
+        ((0.1,), Verdict.FAIL, "one launch decides: it is below the floor by a factor of 10"),
+        *(((value,) * 2, None, "2 of the 3 launches needed at least") for value in (5, 0.2)),
+    ],
 )
-def test_one_launch_decides_only_if_it_is_far_from_the_floor(value: float, verdict: Verdict | None) -> None:
-    assert decide(value)[0] is verdict
-
-
-def test_one_launch_reports_its_factor_to_the_floor() -> None:
-    assert decide(20)[1] == "one launch decides: it is above the floor by a factor of 20"
-    assert decide(0.1)[1] == "one launch decides: it is below the floor by a factor of 10"
-
-
-def test_two_launches_decide_nothing() -> None:
-    assert decide(5, 5) == (None, "2 of the 3 launches needed at least")
-    assert decide(0.2, 0.2)[0] is None
+def test_one_launch_decides_only_if_it_is_far_from_the_floor(
+    launches: tuple[float, ...], verdict: Verdict | None, text: str
+) -> None:
+    assert decide(*launches) == (verdict, text)
 
 
 def test_three_launches_decide_by_their_interval() -> None:
@@ -138,10 +138,6 @@ def test_launches_that_are_above_the_floor_beside_others_speak_against_fail() ->
     assert decide_floor([0.98 * G] * 5 + [1.05 * G], G, contention=[0.0] * 5 + [0.1])[0] is Verdict.FAIL
 
 
-def test_the_same_quiet_launches_decide_at_three() -> None:
-    assert decide(2.0, 2.02, 2.04)[0] is Verdict.PASS
-
-
 def test_the_budget_ends_in_inconclusive() -> None:
     near = [1.01, 0.99, 1.01, 0.99, 1.01, 0.99, 1.01]
     for k in range(1, 7):
@@ -211,44 +207,34 @@ def figures(learned: LearnedFloor) -> tuple[float, ...]:
     return tuple((math.nan if value is None else value) / G for value in (learned.floor, learned.median, learned.mad))
 
 
-def test_a_learned_floor_uses_the_lower_of_both_rules() -> None:
-    quiet, noisy = [10.0 * G, 10.01 * G, 9.99 * G], [10.0 * G, 10.3 * G, 9.7 * G]
-    learned = learn({"quiet": quiet, "noisy": noisy})
-    assert figures(learned["quiet"]) == pytest.approx((9.5, 10.0, 0.01))
-    assert figures(learned["noisy"]) == pytest.approx((8.5, 10.0, 0.3))
-    assert {(row.runs, row.outliers) for row in learned.values()} == {(3, ())}
+NONE = math.nan
 
 
-def test_constant_runs_keep_a_margin() -> None:
-    for value in (G, 0.5):
-        assert learn({1: [value] * 5})[1].floor == pytest.approx(0.95 * value)
-
-
-@pytest.mark.parametrize("outlier", [5.0, 9.4, 10.6, 30.0])
-def test_an_outlier_is_reported_and_left_out(outlier: float) -> None:
-    values = [10.0 * G, 10.02 * G, outlier * G, 9.98 * G, 10.01 * G]
-    learned = learn({"row": values})["row"]
-    assert learned.outliers == (2,)
-    without = learn({"row": [value for i, value in enumerate(values) if i != 2]})["row"]
-    assert (learned.floor, learned.median, learned.mad) == (without.floor, without.median, without.mad)
-
-
-def test_a_run_at_the_margin_is_no_outlier() -> None:
-    assert learn({"row": [16.0, 16.0, 16.0, 16.0, 16.0 * 0.95]})["row"].outliers == ()
-
-
-def test_fewer_than_three_runs_that_agree_give_no_floor() -> None:
-    assert learn({"row": [10.0 * G]})["row"].floor is None
-    assert learn({"row": [10.0 * G, 10.1 * G]})["row"].floor is None
-    learned = learn({"row": [10.0 * G, 10.1 * G, 5 * G]})["row"]
-    assert (learned.floor, learned.runs, learned.outliers) == (None, 3, (2,))
-    assert figures(learned)[1:] == pytest.approx((10.05, 0.05))
-
-
-def test_runs_with_a_very_large_spread_give_no_floor() -> None:
-    for values in ([10.0 * G, 7.0 * G, 14.0 * G], [5.0, 4.0, 6.0]):
-        learned = learn({"row": values})["row"]
-        assert (learned.floor, learned.outliers) == (None, ()), "a floor of 0 is no floor"
+@pytest.mark.parametrize(
+    ("values", "learned", "outliers"),
+    [
+        # The lower of both rules; constant runs keep a margin, and a run at it is no outlier.
+        ((10.0, 10.01, 9.99), (9.5, 10.0, 0.01), ()),
+        ((10.0, 10.3, 9.7), (8.5, 10.0, 0.3), ()),
+        ((1.0,) * 5, (0.95, 1.0, 0.0), ()),
+        ((0.5 / G,) * 5, (0.475 / G, 0.5 / G, 0.0), ()),
+        ((16.0, 16.0, 16.0, 16.0, 16.0 * 0.95), (15.2, 16.0, 0.0), ()),
+        # Without the outlier.
+        *(((10.0, 10.02, outlier, 9.98, 10.01), (9.50475, 10.005, 0.01), (2,)) for outlier in (5.0, 9.4, 10.6, 30.0)),
+        # Fewer than three runs that agree, or a very large spread: a floor of 0 is no floor.
+        ((10.0,), (NONE, 10.0, 0.0), ()),
+        ((10.0, 10.1), (NONE, 10.05, 0.05), ()),
+        ((10.0, 10.1, 5.0), (NONE, 10.05, 0.05), (2,)),
+        ((10.0, 7.0, 14.0), (NONE, 10.0, 3.0), ()),
+        ((5.0, 4.0, 6.0), (NONE, 5.0, 1.0), ()),
+    ],
+)
+def test_a_floor_is_learned_from_the_runs_that_agree(
+    values: tuple[float, ...], learned: tuple[float, ...], outliers: tuple[int, ...]
+) -> None:
+    floor = learn({"other": [G] * 3, "row": [value * G for value in values]})["row"]
+    assert figures(floor) == pytest.approx(learned, abs=1e-12, nan_ok=True)
+    assert (floor.runs, floor.outliers) == (len(values), outliers)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [math.nan], [math.inf]])

@@ -13,7 +13,7 @@ from helpers.cli_run import bandwidth
 
 from pytest_nixl import cli
 from pytest_nixl.judge.profile_learning import learned_profile, read_run
-from pytest_nixl.judge.profiles import load_profile, parse_profile
+from pytest_nixl.judge.profiles import parse_profile
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
@@ -225,33 +225,17 @@ def test_only_the_rows_and_transports_of_a_verdict_are_said_to_have_it(tmp_path:
         ]
 
 
-def test_the_command_writes_a_new_file_and_prints_the_remarks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "like.toml").write_text(LIKE)
-    runs = list(map(str, records(tmp_path, *({str(KEY): value} for value in (10.0, 10.1, 9.9, 3.0)))))
-    assert learn(tmp_path, *runs, f"--like={tmp_path}/like.toml") == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"{KEY}: {runs[3]} was left out, because it is far from the other runs",
-        f"{tmp_path}/mine.toml: a profile of 1 rows from 4 runs",
-    ]
-    learned = load_profile(str(tmp_path / "mine.toml"))
-    assert (learned.required[-1], learned.machine is not None) == ("rdma-devices", True)
-
-
 def test_unusable_runs_are_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = list(map(str, records(tmp_path, *[{str(KEY): 10.0}] * 3)))
     (tmp_path / "foreign.json").write_text("[]")
     (tmp_path / "empty.json").write_text('{"benchmarks": []}')
     record(tmp_path / "bad.json", {str(KEY): 10.0}, {str(KEY): Verdict.CORRUPT})
-    (tmp_path / "mine.toml").write_text("")
     for runs, fragment in (
         (good[:2], "2 runs are too few to learn from: expected at least 3"),
         ([*good, str(tmp_path / "foreign.json")], "foreign.json is not a record of a run"),
         ([*good, str(tmp_path / "empty.json")], "empty.json has no row of the bandwidth suite"),
         ([*good, str(tmp_path / "bad.json")], f"bad.json has corrupt bytes in {KEY}: a profile is learned from good"),
         ([*good, str(tmp_path / "missing.json")], "missing.json cannot be read (No such file or directory)"),
-        (good, "mine.toml already exists"),
     ):
         assert learn(tmp_path, *runs) == 2
         error_output = capsys.readouterr().err

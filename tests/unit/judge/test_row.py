@@ -13,7 +13,7 @@ import pytest
 from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import another_launch, decisive_bandwidth, judge, percentage
-from pytest_nixl.model.device_counters import Carrier, CarrierBytes
+from pytest_nixl.model.device_counters import Carrier, CarrierBytes, LossyDevice
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -40,35 +40,6 @@ def samples(*gigabytes: float, latencies: tuple[float, ...] = (100e-6,), transpo
 
 
 CORRUPTION = Corruption("after the last window", 3, 4096, 17, 0xAB, 0x00)
-
-
-@pytest.mark.parametrize(
-    ("wait", "gigabytes", "latency", "verdict"),
-    [
-        (2e-3, 0.5, 100e-6, Verdict.INCONCLUSIVE),
-        (2e-3, 2, 5e-3, Verdict.INCONCLUSIVE),
-        (2e-3, 2, 100e-6, Verdict.PASS),
-        (BUSY_GPU, 0.5, 100e-6, Verdict.FAIL),
-        (2e-3, 200, 100e-6, Verdict.IMPLAUSIBLE),
-    ],
-)
-def test_a_slow_row_on_a_gpu_that_others_use_is_undecided(
-    wait: float, gigabytes: float, latency: float, verdict: Verdict
-) -> None:
-    row_samples = replace(samples(*[gigabytes] * 4, latencies=(latency,)), gpu_waits=(1e-5, wait))
-    judged = judge(row_samples, FULL)
-    assert judged.verdict is verdict
-    expected_text = "; but other processes used a GPU of this row: a kernel over 8 bytes took 2.0 ms on it"
-    assert judged.reason.endswith(expected_text) is (verdict is Verdict.INCONCLUSIVE)
-
-
-def test_a_row_remembers_the_launch_in_which_its_gpu_was_busy() -> None:
-    busy, idle = replace(samples(2), gpu_waits=(2e-3,)), replace(samples(2), gpu_waits=(1e-5,))
-    assert [joined.disturbed for joined in (busy.with_launch(idle), idle.with_launch(busy), idle)] == [
-        True,
-        True,
-        False,
-    ]
 
 
 def test_a_transport_that_is_unknown_because_no_log_can_be_written_has_its_own_remedy(
@@ -131,6 +102,11 @@ def timed(*latencies: float) -> Samples:
     return samples(2, latencies=latencies)
 
 
+def beside_gpu_load(wait: float, gigabytes: float, latency: float = 100e-6) -> Samples:
+    """Return four windows of a row, of which a second kernel had to wait for its GPU."""
+    return replace(samples(*[gigabytes] * 4, latencies=(latency,)), gpu_waits=(1e-5, wait))
+
+
 def launches(*gigabytes: float) -> Samples:
     """Return launches of four equal windows each."""
     row_samples = samples(*[gigabytes[0]] * 4)
@@ -153,6 +129,8 @@ IDLE, STOP = (
     "Check that the machine is idle (uptime, nvidia-smi) and",
     "Stop other processes on the machine and run",
 )
+OF_GPU = "; but other processes used a GPU of this row: a kernel over 8 bytes took 2.0 ms on it"
+GPU_REMEDY = "Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
 CORES, ALONE = "Check that the machine is idle and that there is a core", "Run this row again alone with a longer "
 
 
@@ -224,6 +202,16 @@ CORES, ALONE = "Check that the machine is idle and that there is a core", "Run t
          "50000 % of its bound of 2000 us", CORES),
         (samples(0.5, latencies=(1.0,)), FULL, "FAIL",
          f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, and 1 of 1 windows are below it", IDLE),
+        (beside_gpu_load(2e-3, 0.5), FULL, "INCONCLUSIVE",
+         f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, and 4 of 4 windows are below it{OF_GPU}", GPU_REMEDY),
+        (beside_gpu_load(2e-3, 2, 5e-3), FULL, "INCONCLUSIVE",
+         "the p50 latency of 5000 us is 500 % of its bound of 1000 us and the p99 latency of 5000 us is 250 % of its "
+         f"bound of 2000 us{OF_GPU}", GPU_REMEDY),
+        (beside_gpu_load(2e-3, 2), FULL, "PASS", GOOD, ""),
+        (beside_gpu_load(BUSY_GPU, 0.5), FULL, "FAIL",
+         f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, and 4 of 4 windows are below it", IDLE),
+        (beside_gpu_load(2e-3, 200), FULL, "IMPLAUSIBLE",
+         "200 GB/s (1600 Gb/s) is over the ceiling of 100 GB/s (800 Gb/s), which no such machine can exceed", CLOCK),
         (timed(), FULL, "ERROR", "no single transfer was timed, but the profile has a latency bound", ALONE),
         (timed(), FLOOR, "PASS", GOOD, ""),
         (timed(), replace(FLOOR, p50=1e-6), "ERROR",
@@ -292,40 +280,41 @@ def test_a_percentage_is_never_rounded_to_the_bound(value: float, reference: flo
     assert percentage(value, reference) == text
 
 
+DISTURBED = replace(launches(0.5, 0.5, 0.5), contention=(0.0, 0.0, 0.4))
+#: Windows far from the floor that disagree about it.
+DISAGREEING = (samples(*(5,) * 7, *(0.5,) * 3), samples(*(0.2,) * 7, *(2,) * 3))
+SETTLED = ((4,), (0.25,), (1.25, 1.25, 1.25), (0.5, 1.25, 2, 0.5, 1.25, 2, 1))
+FAULTY = (
+    samples(2, transports=("tcp/lo",)),
+    samples(2, transports=()),
+    samples(2, corruption=CORRUPTION),
+    samples(2, latencies=(1.0,)),
+    replace(samples(2), windows=(), transfers=()),
+)
+
+
 @pytest.mark.parametrize(
-    ("values", "more"),
+    ("row", "expectation", "more"),
     [
-        ((4,), False),
-        ((0.25,), False),
-        ((2,), True),
-        ((0.5,), True),
-        ((1.25, 1.25), True),
-        ((1.25, 1.25, 1.25), False),
-        ((0.5, 1.25, 2), True),
-        ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), False),
+        *((launches(*values), FLOOR, True) for values in ((2,), (0.5,), (1.25, 1.25), (0.5, 1.25, 2))),
+        *((launches(*values), FLOOR, False) for values in SETTLED),
+        *((row, FLOOR, True) for row in DISAGREEING),
+        *((row.with_launch(row).with_launch(row), FLOOR, False) for row in DISAGREEING),
+        (samples(*(5,) * 8, *(0.5,) * 2), FLOOR, False),
+        (samples(*(0.2,) * 8), FLOOR, False),
+        (DISTURBED, FLOOR, True),
+        (replace(samples(0.5), lossy=(LossyDevice("a", "rxe0", 1000, {"rcvd_seq_err": 9}),)), FLOOR, True),
+        (replace(DISTURBED, contention=(0.0,) * 3), FLOOR, False),
+        # Of other faults than the floor no further launch is needed.
+        *((row, FULL, False) for row in FAULTY),
+        *((row, None, False) for row in FAULTY),
+        (samples(2), replace(FULL, floor=None), False),
     ],
 )
-def test_another_launch_is_needed_while_it_could_decide(values: tuple[float, ...], more: bool) -> None:
-    assert another_launch(launches(*values), FLOOR) is more
-
-
-@pytest.mark.parametrize(
-    ("windows", "more"),
-    [((5,) * 7 + (0.5,) * 3, True), ((5,) * 8 + (0.5,) * 2, False), ((0.2,) * 7 + (2,) * 3, True), ((0.2,) * 8, False)],
-)
-def test_another_launch_is_needed_if_windows_far_from_the_floor_disagree(
-    windows: tuple[float, ...], more: bool
+def test_another_launch_is_needed_while_it_could_decide(
+    row: Samples, expectation: Expectation | None, more: bool
 ) -> None:
-    row = samples(*windows)
-    assert (judge(row, FLOOR).verdict is Verdict.INCONCLUSIVE) is more
-    assert another_launch(row, FLOOR) is more
-    assert another_launch(row.with_launch(row).with_launch(row), FLOOR) is False
-
-
-def test_a_launch_that_others_disturbed_asks_for_another_one() -> None:
-    disturbed = replace(launches(0.5, 0.5, 0.5), contention=(0.0, 0.0, 0.4))
-    assert another_launch(disturbed, FLOOR) is True
-    assert another_launch(replace(disturbed, contention=(0.0,) * 3), FLOOR) is False
+    assert another_launch(row, expectation) is more
 
 
 @pytest.mark.parametrize(
@@ -343,23 +332,6 @@ def test_windows_that_agree_suffice_far_above_the_floor_unless_latencies_are_jud
     expectation: Expectation | None, bandwidth: float | None
 ) -> None:
     assert decisive_bandwidth(expectation) == bandwidth
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        samples(2, transports=("tcp/lo",)),
-        samples(2, transports=()),
-        samples(2, corruption=CORRUPTION),
-        samples(2, latencies=(1.0,)),
-        replace(samples(2), windows=(), transfers=()),
-    ],
-    ids=["wrong transport", "unknown", "corrupt", "late", "untimed"],
-)
-def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Samples) -> None:
-    assert another_launch(bad, FULL) is False
-    assert another_launch(bad, None) is False
-    assert another_launch(samples(2), replace(FULL, floor=None)) is False
 
 
 #: How each step of the remedy of a wrong transport begins.
@@ -465,48 +437,42 @@ def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, tra
         assert "network cards" not in judgement.reason
 
 
-@pytest.mark.parametrize("accepted", [("tcp",), ("rc_mlx5", "dc_mlx5")])
-@pytest.mark.parametrize("transports", [("cma/memory",), ("cuda_ipc/cuda",), ("cuda_ipc", "cma/memory")])
-def test_ranks_that_share_a_host_are_named_where_the_profile_is_for_two(
-    accepted: tuple[str, ...], transports: tuple[str, ...]
-) -> None:
-    row = replace(samples(2, transports=transports), hosts=("node-a", "node-a"))
-    judgement = judge(row, replace(FULL, transports=accepted))
-    assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert judgement.reason.endswith(
-        ": both ranks are on one host, node-a, and this profile is for rows between two hosts"
-    )
-    assert judgement.remedy.startswith("Start each rank on a host of its own. ")
-    alone = judge(replace(samples(2, key=replace(KEY, pair=(0, 0))), hosts=("node-a", "node-a")),
-                  replace(FULL, transports=accepted))  # fmt: skip
-    assert ": initiator and target are on one host, node-a, " in alone.reason
-
-
-def test_a_profile_for_one_host_is_named_between_two() -> None:
-    judgement = judge(replace(samples(2, transports=("tcp/eth0",)), hosts=("node-a", "node-b")), FULL)
-    assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert judgement.reason.endswith(
-        ": the ranks are on two hosts, node-a and node-b, and this profile is for rows within one"
-    )
-    assert "pytest-nixl profile learn" in judgement.remedy
+ONE_HOST, TWO_HOSTS = ("node-a", "node-a"), ("node-a", "node-b")
+BETWEEN = "are on one host, node-a, and this profile is for rows between two hosts"
+WITHIN = "the ranks are on two hosts, node-a and node-b, and this profile is for rows within one"
+OF_PLACE = {
+    BETWEEN: "Start each rank on a host of its own. To rehearse on one host, give --nixl-profile=loopback.",
+    WITHIN: "Give the profile of your hosts with --nixl-profile: `pytest-nixl init` writes a first one, and "
+    "`pytest-nixl profile learn` writes one from three good runs.",
+}
 
 
 @pytest.mark.parametrize(
-    ("hosts", "transport", "accepted"),
+    ("hosts", "transports", "accepted", "place"),
     [
-        ((), "tcp/eth0", ("cma",)),
-        (("a", "a"), "tcp/eth0", ("cma",)),
-        (("a", "b"), "tcp/eth0", ("rc_mlx5",)),
-        (("a", "b"), "tcp/eth0", ("cma", "rc_mlx5")),
-        (("a", "a"), "tcp/eth0", ("rc_mlx5",)),
-        (("a", "a"), "cma/memory", ("posix", "tcp")),
-        (("a", "b"), "cma/memory", ("rc_mlx5",)),
+        *(
+            (ONE_HOST, transports, accepted, BETWEEN)
+            for accepted in (("tcp",), ("rc_mlx5", "dc_mlx5"))
+            for transports in (("cma/memory",), ("cuda_ipc/cuda",), ("cuda_ipc", "cma/memory"))
+        ),
+        (TWO_HOSTS, ("tcp/eth0",), FULL.transports, WITHIN),
+        ((), ("tcp/eth0",), ("cma",), ""),
+        (ONE_HOST, ("tcp/eth0",), ("cma",), ""),
+        (TWO_HOSTS, ("tcp/eth0",), ("rc_mlx5",), ""),
+        (TWO_HOSTS, ("tcp/eth0",), ("cma", "rc_mlx5"), ""),
+        (ONE_HOST, ("tcp/eth0",), ("rc_mlx5",), ""),
+        (ONE_HOST, ("cma/memory",), ("posix", "tcp"), ""),
+        (TWO_HOSTS, ("cma/memory",), ("rc_mlx5",), ""),
     ],
 )
-def test_other_wrong_transports_do_not_blame_the_placement(
-    hosts: tuple[str, ...], transport: str, accepted: tuple[str, ...]
+@pytest.mark.parametrize(("ranks", "ends"), [((0, 1), "both ranks"), ((0, 0), "initiator and target")])
+def test_the_placement_of_the_ranks_is_named_where_the_profile_is_for_another(
+    hosts: Any, transports: tuple[str, ...], accepted: tuple[str, ...], place: str, ranks: Any, ends: str
 ) -> None:
-    judgement = judge(replace(samples(2, transports=(transport,)), hosts=hosts), replace(FULL, transports=accepted))
+    row = replace(samples(2, transports=transports, key=replace(KEY, pair=ranks)), hosts=hosts)
+    judgement = judge(row, replace(FULL, transports=accepted))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert "host, " not in judgement.reason
-    assert "hosts, " not in judgement.reason
+    went = f"went over {' and '.join(transports)}, but the profile accepts only {' or '.join(accepted)}"
+    where = {BETWEEN: f": {ends} {place}", WITHIN: f": {place}"}.get(place, "")
+    assert judgement.reason == f"{row.key.words}: {went}{where}"
+    assert (judgement.remedy == OF_PLACE.get(place)) is bool(place)

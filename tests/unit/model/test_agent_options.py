@@ -26,6 +26,7 @@ PARAMETERS = (BackendParameter("POSIX", "use_aio", "true"), BackendParameter("UC
         (AgentOptions(), ()),
         # Rows are measured without a progress thread and without a listener, and so this is their default.
         (AgentOptions(progress_thread=False, sync_mode="none"), ()),
+        (AgentOptions(telemetry=True), ()),
         (AgentOptions(progress_thread=True), (("progress-thread", "on"),)),
         (AgentOptions(threads=ThreadCounts(4, 4)), (("threads", "4"),)),
         (AgentOptions(threads=ThreadCounts(8, 0)), (("threads", "8:0"),)),
@@ -64,15 +65,13 @@ def test_options_as_text() -> None:
     assert str(every) == text
 
 
-def test_every_engine_has_a_progress_thread() -> None:
-    assert ENGINES == ("default", "vllm", "dynamo", "sglang")
-    assert [engine_agent(name, ("UCX",)).progress_thread for name in ENGINES] == [None, True, True, True]
-
-
-def test_agents_of_vllm_ask_for_telemetry_and_their_rows_keep_their_keys() -> None:
-    assert [engine_agent(name, ("LIBFABRIC",)).telemetry for name in ENGINES] == [False, True, False, False]
-    assert str(AgentOptions(telemetry=True)) == "telemetry=on"
-    assert AgentOptions(telemetry=True).variant("UCX", "UCX") == ()
+def test_each_engine_creates_its_agents_in_its_way() -> None:
+    assert {name: str(engine_agent(name, ("UCX",))) for name in ENGINES} == {
+        "default": "default",
+        "vllm": "progress-thread=on,threads=4,telemetry=on",
+        "dynamo": "progress-thread=on",
+        "sglang": "progress-thread=on,threads=8:0,sync-mode=strict",
+    }
 
 
 @pytest.mark.parametrize("backends", [("LIBFABRIC",), ("UCX", "LIBFABRIC"), ("POSIX",)])

@@ -31,13 +31,32 @@ def say(*devices: Carrier) -> CarrierBytes:
     return CarrierBytes(devices, PAYLOAD)
 
 
-def test_provider_without_a_device_gets_the_devices_that_carried_the_payload() -> None:
-    assert say(*EFA, *IDLE).named(["efa"]) == tuple(f"efa/rdmap{number}s0" for number in range(79, 83))
+OF_CARDS = [f"efa/{item.device}" for item in EFA]
 
 
-def test_reported_device_is_kept_and_unread_devices_are_not_added() -> None:
-    assert say(Carrier("eth0", "net", PAYLOAD)).named(["tcp/eth1"]) == ("tcp/eth1",)
-    assert say(*IDLE).named(["efa"]) == ("efa",)
+@pytest.mark.parametrize(
+    ("devices", "transports", "names"),
+    [
+        # A provider without a device gets those that carried the payload; one that has a device keeps it.
+        ([*EFA, *IDLE], ["efa"], OF_CARDS),
+        ([Carrier("eth0", "net", PAYLOAD)], ["tcp/eth1"], ["tcp/eth1"]),
+        (IDLE, ["efa"], ["efa"]),
+        # A WRITE that RDMA did not move.
+        ([*EMULATED, *IDLE[1:]], ["efa"], [name.replace("efa", "efa-emulated") for name in OF_CARDS]),
+        ([*EMULATED, *IDLE[1:]], ["efa/rdmap79s0-rdm"], ["efa-emulated/rdmap79s0-rdm"]),
+        ([*EMULATED, *IDLE[1:]], ["srd/rdmap79s0:1"], ["srd-emulated/rdmap79s0:1"]),
+        (EMULATED, ["srd-emulated/rdmap79s0"], ["srd-emulated/rdmap79s0"]),
+        # ud_verbs always sends messages and never claims to use RDMA.
+        (EMULATED, ["ud_verbs/rdmap79s0:1"], ["ud_verbs/rdmap79s0:1"]),
+        # By RDMA, or by another transport. Packets of a device that counts RDMA separately are no payload.
+        *((devices, ["efa", "tcp/eth0"], [*OF_CARDS, "tcp/eth0"]) for devices in (EFA, BY_RDMA, [*BY_RDMA, CONTROL])),
+        *((devices, ["efa", "tcp/eth0"], ["efa", "tcp/eth0"]) for devices in ([CONTROL], IDLE)),
+    ],
+)
+def test_a_transport_is_named_with_the_devices_that_carried_the_payload(
+    devices: list[Carrier], transports: list[str], names: list[str]
+) -> None:
+    assert say(*devices).named(transports) == tuple(names)
 
 
 @pytest.mark.parametrize(
@@ -101,28 +120,6 @@ def test_row_whose_devices_carried_nothing_is_wrong_transport_at_any_bandwidth()
     assert "FI_EFA_ENABLE_SHM_TRANSFER=0" in judgement.remedy
     assert judge(row(["efa"], say(*EFA)), FLOOR).verdict is Verdict.PASS
     assert judge(row(["efa"], None), FLOOR).verdict is Verdict.PASS
-
-
-@pytest.mark.parametrize("transport", ["efa", "efa/rdmap79s0-rdm", "srd/rdmap79s0:1"])
-def test_write_that_rdma_did_not_move_is_named_emulated(transport: str) -> None:
-    provider = transport.partition("/")[0]
-    (name, *_) = say(*EMULATED, *IDLE[1:]).named([transport])
-    assert name.startswith(f"{provider}-emulated/rdmap79s0")
-
-
-@pytest.mark.parametrize("devices", [EFA, BY_RDMA, [*BY_RDMA, CONTROL], [CONTROL], IDLE])
-def test_write_by_rdma_or_another_transport_is_not_named_emulated(devices: list[Carrier]) -> None:
-    assert not any("emulated" in name for name in say(*devices).named(["efa", "tcp/eth0"]))
-
-
-def test_packets_of_a_device_that_counts_rdma_separately_are_no_payload() -> None:
-    assert say(*BY_RDMA, CONTROL).named(["efa"]) == tuple(f"efa/{item.device}" for item in EFA)
-
-
-def test_efa_transport_without_rdma_keeps_its_name() -> None:
-    # ud_verbs always sends messages and never claims to use RDMA.
-    assert say(*EMULATED).named(["ud_verbs/rdmap79s0:1"]) == ("ud_verbs/rdmap79s0:1",)
-    assert say(*EMULATED).named(["srd-emulated/rdmap79s0"]) == ("srd-emulated/rdmap79s0",)
 
 
 def test_emulated_write_is_wrong_transport_if_the_profile_wants_rdma() -> None:

@@ -125,14 +125,6 @@ def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:
     return Result("bandwidth", "t.py::test", verdict, row=key, summary=RowSummary(1e9, 1e-6, 1e-6, 10, floor, 0.0, ()))
 
 
-def test_only_rows_of_whole_blocks_that_passed_in_the_gate_are_counted_without_a_floor() -> None:
-    none, failed = row(Verdict.PASS, 0.0), row(Verdict.FAIL, 0.0)
-    assert "floor" not in summary_line([none], gate=False).text
-    assert "floor" not in summary_line([failed, row(Verdict.PASS, 1e8)], gate=True).text
-    for name in ("kv", "pattern"):
-        assert "floor" not in summary_line([row(Verdict.PASS, 0.0, (name, "x"))], gate=True).text
-
-
 NOTHING = [Result(UNMEASURED, "", Verdict.MISSING, f"the suite {name} measured nothing") for name in "ab"]
 FAILED = Result(
     "slow", "t", Verdict.FAIL, "why", "Mend it.", row=RowKey("UCX", "READ", MemoryPair("DRAM", "DRAM"), 4096)
@@ -175,6 +167,12 @@ def test_the_verdict_for_programs_has_each_field() -> None:
          "NIXL gate: PASS (1 PASS; 1 row measured; suites not selected: faults, pattern)"),
         ([row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0), row(Verdict.PASS, 0.0)], {"gate": True},
          "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"),
+        # Only rows of whole blocks that passed in the gate are counted without a floor.
+        ([row(Verdict.PASS, 0.0)], {}, "NIXL verdict: PASS (1 PASS; 1 row measured)"),
+        ([row(Verdict.FAIL, 0.0), row(Verdict.PASS, 1e8)], {"gate": True},
+         "NIXL gate: FAIL (1 PASS, 1 FAIL; 2 rows measured)"),
+        *(([row(Verdict.PASS, 0.0, (name, "x"))], {"gate": True}, "NIXL gate: PASS (1 PASS; 1 row measured)")
+          for name in ("kv", "pattern")),
         ([FAILED], {"interrupted": "INTERRUPTED after 1 of 2 checks: Ctrl-C", "deselected": ["a", "b", "c"]},
          "NIXL verdict: FAIL, INTERRUPTED after 1 of 2 checks: Ctrl-C (1 FAIL; 0 rows measured; checks deselected: "
          "a, b, c)"),
@@ -210,7 +208,3 @@ def test_the_last_line_of_a_run(results: list[Result], options: dict[str, Any], 
 def test_the_outcome_of_a_run_is_its_worst(verdicts: str, options: dict[str, Any], worst: str) -> None:
     results = [of(Verdict(verdict)) for verdict in verdicts.split()]
     assert Conclusion.of(results, **{"gate": False, **options}).outcome.name == worst
-
-
-def test_a_run_that_a_test_without_a_check_fails_is_fail() -> None:
-    assert Conclusion.of([of(Verdict.PASS)], gate=False, code=1).verdict == "FAIL"

@@ -81,12 +81,6 @@ def test_samples_survive_json_and_a_figure_without_them_is_written_as_before() -
     assert "samples" not in FIGURE.plain()
 
 
-def test_a_result_keeps_its_figures_and_one_without_figures_is_written_as_before() -> None:
-    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(replace(FIGURE, rounds=()),))
-    assert Result.from_plain(json.loads(json.dumps(result.plain()))) == result
-    assert "measured" not in replace(result, measured=()).plain()
-
-
 def result_of(verdict: Verdict, *figures: Figure) -> Result:
     return Result("a-check", "t.py::t", verdict, measured=figures)
 
@@ -119,11 +113,7 @@ connect  UCX  63.1 ms  at most 50 ms
         ([result_of(Verdict.PASS, SIZE)], False, WITHOUT_BOUNDS),
         ([result_of(Verdict.FAIL, *[SIZE] * (FEW + 1), CONNECT)], False, FOLDED),
         ([result_of(Verdict.PASS, *[SIZE] * (FEW + 1))], False, FOLDED.splitlines()[-1]),
-        (
-            [result_of(Verdict.PASS, *[SIZE] * FEW)],
-            False,
-            "\n".join([WITHOUT_BOUNDS, *WITHOUT_BOUNDS.splitlines()[1:] * (FEW - 1)]),
-        ),
+        ([result_of(Verdict.PASS, *[SIZE] * FEW)], False, FEW_SIZES),
         ([], True, ""),
     ],
     ids=["bounds", "no bound", "many without a bound", "many, none with a bound", "few", "no figure"],

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import json
 from datetime import date
-from pathlib import Path
 
 import pytest
 from helpers.pytester_run import run_pytest
 
-from pytest_nixl.cli import main
 from pytest_nixl.judge.profiles import load_profile, parse_profile
 from pytest_nixl.model.conclusion import known_limits, known_limits_line
 from pytest_nixl.model.findings import FINDINGS, Acceptance, judge_finding
@@ -101,29 +99,17 @@ from suites.conftest import *
 
 @pytest.mark.nixl_check("https-is-plaintext")
 def test_it(finding):
-    finding("NIXL-ETCD-HTTPS-PLAINTEXT", {occurs}, "seen on the wire", affects={affects})
+    finding("NIXL-ETCD-HTTPS-PLAINTEXT", True, "seen on the wire", affects=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("occurs", "affects", "expires", "code", "line"),
-    [
-        (True, True, None, 1, f"FAIL {ID}: {FINDINGS[ID].title}: seen on the wire"),
-        (True, True, "2999-12-31", 0, f"WARN {ID}: accepted finding, until 2999-12-31 (on loopback): "),
-        (True, True, "2020-01-31", 1, f"FAIL {ID}: *expired on 2020-01-31 (on loopback): "),
-        (False, False, "2999-12-31", 1, f"FAIL {ID}: *no longer occurs: seen on"),
-    ],
-)
-def test_a_finding_has_a_separate_line_in_the_summary(
-    pytester: pytest.Pytester, tmp_path: Path, occurs: bool, affects: bool, expires: str | None, code: int, line: str
-) -> None:
-    profile = tmp_path / "mine.toml"
-    accept = f'[[accept]]\nid = "{ID}"\nreason = "on loopback"\nexpires = {expires}\n' if expires else ""
-    profile.write_text(PROFILE + accept)
-    pytester.makepyfile(TEST.format(occurs=occurs, affects=affects))
-    done = run_pytest(pytester, f"--nixl-profile={profile}", "--junit-xml=junit.xml", in_process=True)
-    done.stdout.fnmatch_lines([f"{line.replace('[', '[[]')}*"])
-    assert done.ret == code
+def test_a_finding_has_a_separate_line_in_the_summary(pytester: pytest.Pytester) -> None:
+    accepted = f'[[accept]]\nid = "{ID}"\nreason = "on loopback"\nexpires = 2999-12-31\n'
+    (pytester.path / "mine.toml").write_text(PROFILE + accepted)
+    pytester.makepyfile(TEST)
+    done = run_pytest(pytester, "--nixl-profile=./mine.toml", "--junit-xml=junit.xml", in_process=True)
+    done.stdout.fnmatch_lines([f"WARN {ID}: accepted finding, until 2999-12-31 (on loopback): *: seen on the wire"])
+    assert done.ret == 0
     assert f'name="nixl_finding" value="{ID}"' in (pytester.path / "junit.xml").read_text()
 
 
@@ -144,17 +130,3 @@ def test_a_finding_that_affects_the_deployment_does_not_count_as_known_limit() -
     )
     assert known_limits([_limit("A"), _limit("A")]) == ["A"]
     assert known_limits_line([Result("x", "y", Verdict.PASS)], "1.5.1") == ""
-
-
-def test_the_command_lists_each_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--findings"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("\nfinding ") == len(FINDINGS) - 1
-    for finding in FINDINGS.values():
-        assert f"\nfinding {finding.id}\n" in f"\n{printed}"
-        assert finding.remedy in printed
-        assert finding.met_by in printed
-    assert main(["explain", "--findings", "--json", ID]) == 0
-    (first, *_) = json.loads(capsys.readouterr().out)
-    assert first["id"] == ID
-    assert set(first) == {"kind", "id", "title", "remedy", "met_by", "seen"}

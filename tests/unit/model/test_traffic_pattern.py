@@ -19,19 +19,20 @@ def pattern(text: str, ranks: int = 1) -> TrafficPattern:
 
 
 @pytest.mark.parametrize(
-    ("text", "flows"),
+    ("text", "of_run", "ranks", "flows"),
     [
-        ("pairs", [(0, 2), (1, 3)]),
-        ("pairs:5", [(0, 2), (1, 3)]),
-        ("incast", [(1, 0), (2, 0), (3, 0)]),
-        ("incast:3", [(1, 0), (2, 0)]),
-        ("outcast", [(0, 1), (0, 2), (0, 3)]),
-        ("alltoall:3", [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]),
+        ("pairs", 1, 4, [(0, 2), (1, 3)]),
+        ("pairs:5", 1, 5, [(0, 2), (1, 3)]),
+        ("incast", 1, 4, [(1, 0), (2, 0), (3, 0)]),
+        ("incast", 3, 3, [(1, 0), (2, 0)]),
+        ("incast:3", 8, 3, [(1, 0), (2, 0)]),
+        ("outcast", 1, 4, [(0, 1), (0, 2), (0, 3)]),
+        ("alltoall:3", 1, 3, [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]),
     ],
 )
-def test_a_named_pattern_has_its_flows(text: str, flows: list[tuple[int, int]]) -> None:
-    named = pattern(text)
-    assert [flow.ranks for flow in named.flows] == flows
+def test_a_named_pattern_has_its_flows(text: str, of_run: int, ranks: int, flows: list[tuple[int, int]]) -> None:
+    named = pattern(text, of_run)
+    assert (named.ranks, [flow.ranks for flow in named.flows]) == (ranks, flows)
     assert {flow.size for flow in named.flows} == {MIB}
 
 
@@ -64,21 +65,22 @@ def test_a_listed_pair_has_ranks_of_the_run(ranks: int, last: int) -> None:
         RankPairing.parse("1:0,0:3").of(ranks)
 
 
-def test_all_ranks_of_a_run_take_part_unless_a_number_is_given() -> None:
-    assert pattern("incast", 8).ranks == 8
-    assert pattern("incast:3", 8).ranks == 3
-
-
-def test_a_matrix_has_the_sizes_of_its_file(tmp_path: Path) -> None:
+@pytest.fixture
+def matrix_file(tmp_path: Path) -> str:
+    """Return the path of a matrix of three ranks."""
     file = tmp_path / "matrix.txt"
     file.write_text("0 1M 0\n0 0 5K\n0 0 0\n")
-    matrix = pattern(str(file))
+    return str(file)
+
+
+def test_a_matrix_has_the_sizes_of_its_file(matrix_file: str, tmp_path: Path) -> None:
+    matrix = pattern(matrix_file)
     assert [(flow.source, flow.target, flow.size) for flow in matrix.flows] == [(0, 1, MIB), (1, 2, 5120)]
-    assert matrix.ranks == 3
+    assert matrix.ranks == pattern(matrix_file, 5).ranks == 3
     other = tmp_path / "other.txt"
     other.write_text("0 1M 0\n0 0 6K\n0 0 0\n")
-    assert matrix.name == pattern(str(file)).name != pattern(str(other)).name
-    assert hash(matrix) == hash(pattern(str(file)))
+    assert matrix.name == pattern(matrix_file).name != pattern(str(other)).name
+    assert hash(matrix) == hash(pattern(matrix_file))
     assert re.fullmatch("matrix-[0-9a-f]{8}", matrix.name)
     assert (str(matrix), [str(flow) for flow in matrix.flows]) == (f"{matrix.name} of 3 ranks", ["0->1", "1->2"])
 
@@ -89,19 +91,13 @@ def test_a_matrix_has_the_sizes_of_its_file(tmp_path: Path) -> None:
         ("incast:8", 4, "it has 8 ranks, but the run has 4"),
         ("incast", 2, "incast needs at least 3 ranks, but the run has 2"),
         ("pairs", 3, "pairs needs at least 4 ranks, but the run has 3"),
+        ("", 2, "it has 3 ranks, but the run has 2"),
     ],
+    ids=["more than the run", "incast", "pairs", "matrix"],
 )
-def test_a_pattern_that_does_not_fit_the_run_is_refused(text: str, ranks: int, message: str) -> None:
+def test_a_pattern_that_does_not_fit_the_run_is_refused(matrix_file: str, text: str, ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        pattern(text, ranks)
-
-
-def test_a_matrix_of_more_ranks_than_there_are_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "matrix.txt"
-    file.write_text("0 1M 0\n0 0 5K\n0 0 0\n")
-    with pytest.raises(ValueError, match="it has 3 ranks, but the run has 2"):
-        pattern(str(file), 2)
-    assert pattern(str(file), 5).ranks == 3
+        pattern(text or matrix_file, ranks)
 
 
 @pytest.mark.parametrize("text", ["incast:1", "pairs:3", "alltoall:1", "outcast:2000"])
@@ -136,12 +132,9 @@ def test_rounds_of_all_to_all_share_no_rank_and_have_each_flow_once(ranks: int) 
         assert len({rank for flow in flows for rank in flow.ranks}) == 2 * len(flows)
 
 
-def test_each_flow_of_an_incast_has_a_round_of_its_own() -> None:
-    assert [len(flows) for flows in rounds(pattern("incast:6"))] == [1] * 5
-
-
-def test_pairs_are_one_round() -> None:
-    assert [len(flows) for flows in rounds(pattern("pairs:8"))] == [4]
+@pytest.mark.parametrize(("text", "lengths"), [("incast:6", [1] * 5), ("pairs:8", [4])])
+def test_a_round_has_the_flows_that_share_no_rank(text: str, lengths: list[int]) -> None:
+    assert [len(flows) for flows in rounds(pattern(text))] == lengths
 
 
 def test_flows_of_a_round_share_no_host() -> None:

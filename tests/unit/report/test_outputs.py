@@ -103,42 +103,34 @@ def start(tmp_path: Path) -> Iterator[Any]:
         ranks.close()
 
 
-@pytest.mark.parametrize(("how", "code", "verdict"), [("", 0, "PASS"), ("fails", 1, "FAIL")])
-def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, verdict: str) -> None:
-    codes, outputs, (first, second) = start(how, *LONG_LEASES).end()
-    assert codes == [code, code], outputs
+def test_every_rank_writes_the_same_verdict(start: Any) -> None:
+    codes, outputs, (first, second) = start("fails", *LONG_LEASES).end()
+    assert codes == [1, 1], outputs
     for document in (first, second):
         jsonschema.validate(document, json.loads(VERDICT_SCHEMA.read_text()), jsonschema.Draft202012Validator)
     for name in ("verdict", "gate", "warnings", "interrupted", "checks", "rows", "failing", "exit_code", "text"):
         assert first[name] == second[name]
-    assert (first["verdict"], first["exit_code"], first["interrupted"]) == (verdict, code, "")
+    assert (first["verdict"], first["exit_code"], first["interrupted"]) == ("FAIL", 1, "")
     assert (first["rank"], second["rank"], first["ranks"]) == (0, 1, 2)
-    assert first["checks"] == ({"PASS": 2, "FAIL": 1} if code else {"PASS": 3})
-    failing = [
-        (failure["check"], failure["verdict"], "the planted fault" in failure["reason"]) for failure in first["failing"]
-    ]
-    assert failing == ([("fails", "FAIL", True)] if code else [])
+    assert first["checks"] == {"PASS": 2, "FAIL": 1}
+    [failing] = first["failing"]
+    assert (failing["check"], failing["verdict"], "the planted fault" in failing["reason"]) == ("fails", "FAIL", True)
     # The last line of every rank is the same.
-    assert all(f"NIXL verdict: {verdict} (" in output for output in outputs), outputs
+    assert all("NIXL verdict: FAIL (" in output for output in outputs), outputs
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    # tests/cluster/test_faults.py has both.
-    [(signal.SIGINT, 2), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.whole)],
-)
-def test_every_rank_reports_that_rank_0_was_interrupted(start: Any, number: int, code: int) -> None:
+def test_every_rank_reports_that_rank_0_was_interrupted(start: Any) -> None:
+    """tests/cluster/test_faults.py has this of SIGTERM, too."""
     ranks = start("waits", *LONG_LEASES)
     assert eventually((ranks.folder / "waiting").exists, 240)
-    os.kill(ranks.processes[0].pid, number)
+    os.kill(ranks.processes[0].pid, signal.SIGINT)
     codes, outputs, reports = ranks.end()
-    assert codes == [code, code], outputs
+    assert codes == [2, 2], outputs
     for output, report in zip(outputs, reports, strict=True):
         assert "NIXL verdict: INTERRUPTED after 2 of 3 checks: " in output
         assert "NIXL verdict: PASS" not in output
-        assert report["verdict"] == "INTERRUPTED"
+        assert (report["verdict"], report["exit_code"]) == ("INTERRUPTED", 2)
         assert report["interrupted"].startswith("INTERRUPTED after 2 of 3 checks: ")
-        assert report["exit_code"] == code
     assert "<strong>INTERRUPTED after 2 of 3 checks: " in (ranks.folder / "r.html").read_text()
 
 

@@ -60,29 +60,11 @@ def write_and_tell(descriptor, text):
     return count
 
 @pytest.fixture
-def progress(pytestconfig, monkeypatch):
-    if pytestconfig.pluginmanager.get_plugin(row_progress.NAME)._writer is None:
-        return lambda: None
+def progress(monkeypatch):
     written.clear()
     monkeypatch.setattr(os, "write", write_and_tell)
     return lambda: written.wait(300)
 """
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    (tmp_path / "test_rows.py").write_text(ROWS)
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    return tmp_path
-
-
-def run_rows(rows: Path, *options: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *PLUGIN, "--benchmark-disable", *options], cwd=rows,
-        env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_words_of_a_row() -> None:
@@ -99,15 +81,16 @@ def test_words_of_a_row() -> None:
 
 
 @pytest.mark.long
-def test_a_long_row_gets_a_line(rows: Path) -> None:
-    output = run_rows(rows)
-    assert re.search(r"^row 1 of 2, \d+ s: UCX/WRITE/DRAM:DRAM/4KiB/batch1/depth1/0-1$", output, re.MULTILINE)
-    assert re.search(r"^row 2 of 2, \d+ s, about \d+ s of rows left: UCX/WRITE", output, re.MULTILINE)
-
-
-@pytest.mark.long
-def test_a_quiet_run_has_no_line(rows: Path) -> None:
-    assert "row 1 of 2" not in run_rows(rows, "-q")
+def test_a_long_row_gets_a_line(tmp_path: Path) -> None:
+    (tmp_path / "test_rows.py").write_text(ROWS)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *PLUGIN, "--benchmark-disable"], cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^row 1 of 2, \d+ s: UCX/WRITE/DRAM:DRAM/4KiB/batch1/depth1/0-1$", done.stdout, re.MULTILINE)
+    assert re.search(r"^row 2 of 2, \d+ s, about \d+ s of rows left: UCX/WRITE", done.stdout, re.MULTILINE)
 
 
 @pytest.fixture

@@ -146,6 +146,7 @@ def test_the_outputs_of_a_run_are_written_and_named(pytester: pytest.Pytester, f
     cases = {str(case.attrib["name"]): len(case.findall("failure")) for case in junit_suite(folder / "r.xml")
              if case.tag == "testcase"}  # fmt: skip
     assert [name for name, failures in cases.items() if failures] == ["test_fails"]
+    assert (folder / "r.xml").read_text().count('<property name="nixl_image" value="a:1"') == len(cases)
 
 
 LOST = (

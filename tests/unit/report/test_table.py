@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl import cli
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
@@ -26,30 +25,11 @@ def pages(check: str, finding: str = "") -> list[str]:
     return [line.removeprefix("    about: ") for line in shown_lines if line.startswith("    about: ")]
 
 
-def test_a_failed_check_names_the_command_that_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_check_names_the_command_that_explains_it_or_its_finding() -> None:
     assert [pages(check) for check in CHECKS] == [[f"pytest-nixl explain {check}"] for check in CHECKS]
-    assert cli.main(["explain", "--checks"]) == 0
-    out = capsys.readouterr().out
-    assert [check for check in CHECKS if f"check {check}\n" not in out] == []
-
-
-def test_the_command_prints_faults_and_remedies(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "nixl-loads"]) == 0
-    out = capsys.readouterr().out
-    assert "fault NIXL is not installed, or not for this Python\n" in out
-    assert "    sign:   ModuleNotFoundError in one of many processes\n" in out
-    assert "    remedy: install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`\n" in out
-
-
-def test_a_finding_names_the_command_that_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
-    for finding in FINDINGS:
-        assert pages("bandwidth", finding) == [f"pytest-nixl explain {finding}"]
-    assert cli.main(["explain", finding]) == 0
-    assert FINDINGS[finding].remedy in capsys.readouterr().out
-
-
-def test_a_check_of_a_user_names_no_page() -> None:
-    assert pages("mine") == []
+    commands = [[f"pytest-nixl explain {finding}"] for finding in FINDINGS]
+    assert [pages("bandwidth", finding) for finding in FINDINGS] == commands
+    assert pages("mine") == [], "a check of a user has no page"
 
 
 def texts(results: list[Result], **options: Any) -> list[str]:
@@ -200,3 +180,9 @@ def test_one_cause_of_many_checks_stands_once_above_them() -> None:
     ]
     whole = texts(results)
     assert sum("about:" in line for line in whole) == 7
+
+
+def test_the_cause_of_several_rows_stands_above_them() -> None:
+    cause = Result("regression", "", Verdict.WRONG_TRANSPORT, "UCX_TLS=tcp is set in this run")
+    shown_lines = texts([row("4KiB", "WRITE", Verdict.WRONG_TRANSPORT), cause])
+    assert [line.partition(": ")[0] for line in shown_lines[1:3]] == ["WRONG-TRANSPORT regression", "WRONG-TRANSPORT"]

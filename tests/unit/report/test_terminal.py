@@ -71,13 +71,6 @@ def test_an_option_shows_the_header_with_each_setting_and_its_source(pytester: p
         "  ETCD_ENDPOINTS=http://other:2379 is set and ignored: --nixl-etcd comes from environment NIXL_ETCD_ENDPOINTS",
         "  NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL",
     ]
-    assert {
-        "  --nixl-lease=6s (default)",
-        "  --nixl-op=WRITE,READ (default)",
-        "  --nixl-max-regression=5% (default)",
-        "  --nixl-ranks=none (default)",
-        "  --nixl-gate=no (default)",
-    } <= set(header(result))
     assert place(result, "pytest-nixl ") < place(result, "rootdir: ") < place(result, "collecting ")
     assert SECRET not in result.stdout.str()
 
@@ -126,32 +119,20 @@ def test_an_ini_value_alone_shows_the_header(pytester: pytest.Pytester) -> None:
     assert place(result, "pytest-nixl ") < place(result, "collecting ")
 
 
-@pytest.mark.parametrize(
-    "fixture",
-    [
-        "nixl_settings",
-        "nixl_etcd",
-        "nixl_private_etcd",
-        "nixl_agent",
-        "nixl_link",
-        "nixl_buffer",
-        "gpu_buffer",
-        "etcd3_client",
-    ],
+FIXTURES = (
+    *("nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link"),
+    *("nixl_buffer", "gpu_buffer", "etcd3_client"),
 )
-def test_a_fixture_of_the_plugin_shows_the_header_after_collection(pytester: pytest.Pytester, fixture: str) -> None:
-    pytester.makepyfile(f"def test_it({fixture}): pass")
+A_CHECK = 'import pytest\n@pytest.mark.nixl_check("own")\ndef test_it(): pass'
+
+
+@pytest.mark.parametrize("test", [*(f"def test_it({fixture}): pass" for fixture in FIXTURES), A_CHECK])
+def test_what_uses_the_plugin_shows_the_header_after_collection(pytester: pytest.Pytester, test: str) -> None:
+    pytester.makepyfile(test_used=test)
     result = run_pytest(pytester, "-vv", "--setup-plan", in_process=True)
     assert header(result) == HEADER
-    first_test = next(
-        number for number, line in enumerate(result.outlines) if line.startswith("test_a_fixture_of_the_plugin")
-    )
+    first_test = next(number for number, line in enumerate(result.outlines) if line.startswith("test_used"))
     assert place(result, "collecting ") < place(result, "pytest-nixl ") < first_test
-
-
-def test_a_check_shows_the_header_after_collection(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile('import pytest\n@pytest.mark.nixl_check("own")\ndef test_it(): pass')
-    assert header(run_pytest(pytester, "-vv", in_process=True)) == HEADER
 
 
 UNTOUCHED = """
@@ -194,9 +175,21 @@ def test_an_unused_plugin_shows_nothing(pytester: pytest.Pytester, test: str, co
 SUITES = "no NIXL check ran, because the validation suites were not selected; to run them"
 
 
-def test_a_run_without_tests_prints_the_command_to_type(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    ("test", "code"),
+    [
+        ("", pytest.ExitCode.NO_TESTS_COLLECTED),
+        ("def test_it(): assert True", pytest.ExitCode.OK),
+        ("def test_it(): assert False", pytest.ExitCode.TESTS_FAILED),
+    ],
+    ids=["none", "pass", "fail"],
+)
+def test_a_run_without_a_check_prints_the_command_to_type_and_keeps_its_exit_code(
+    pytester: pytest.Pytester, test: str, code: int
+) -> None:
+    pytester.makepyfile(test)
     result = run_pytest(pytester, "--nixl-backend=UCX", in_process=True)
-    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert result.ret == code
     command = place(result, SUITES)
     assert result.outlines[command + 1] == "type: pytest --pyargs pytest_nixl.suites --nixl-backend=UCX"
     assert result.errlines == []
@@ -210,11 +203,3 @@ def test_the_command_to_type_has_every_option_and_no_password(pytester: pytest.P
         "--nixl-blocks=4KiB,8KiB"
     )
     assert SECRET not in result.stdout.str()
-
-
-@pytest.mark.parametrize(("holds", "code"), [(True, pytest.ExitCode.OK), (False, pytest.ExitCode.TESTS_FAILED)])
-def test_the_command_to_type_does_not_change_the_exit_code(pytester: pytest.Pytester, holds: bool, code: int) -> None:
-    pytester.makepyfile(f"def test_it(): assert {holds}")
-    result = run_pytest(pytester, "--nixl-backend=UCX", in_process=True)
-    assert result.ret == code
-    assert place(result, SUITES)

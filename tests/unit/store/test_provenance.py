@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.store import provenance
 from pytest_nixl.store.provenance import Change, ImageIdentity, Provenance, changes, gather, image_of, other_machine
 
@@ -38,8 +39,8 @@ STEERING = (
 #: Others of these kinds, whose values may be secrets.
 HIDDEN = ("MALLOC_X", "MLX4_X", "NIXL_TOKEN", "OMP_X", "RDMAV_X")
 OTHERS = (
-    "NIXL_IMAGE", "NIXL_IMAGE_DIGEST", "NIXL_PODINFO", "PATH", "MY_UCX_TLS", "MLX6_X", "LD_PRELOADED",
-    "LD_LIBRARY_PATHS",
+    "NIXL_IMAGE", "NIXL_IMAGE_DIGEST", "NIXL_PODINFO", "PATH", "MY_UCX_TLS", "MLX6_X", "UCXX", "LD_PRELOADED",
+    "LD_LIBRARY_PATHS", "AWS_SECRET_ACCESS_KEY",
 )  # fmt: skip
 
 
@@ -58,12 +59,14 @@ def test_a_run_is_recorded_with_image_versions_environment_and_host(host: Host) 
         f"{network}/eth1/device": "", f"{network}/eth1/speed": "-1\n", f"{network}/lo/speed": "1\n",
         f"{network}/eth0/device": "", f"{network}/eth0/speed": "10000\n", f"{network}/eth2/device": "",
     })  # fmt: skip
-    environ = {**dict.fromkeys((*OTHERS, *HIDDEN, *reversed(STEERING)), "v"), "NIXL_NODE_NAME": "node\x1b"}
+    environ = dict.fromkeys((*OTHERS, *HIDDEN, *reversed(STEERING)), "v")
+    environ |= {"NIXL_NODE_NAME": "node\x1b", "NIXL_ETCD_ENDPOINTS": "http://root:hunter2@h:1"}
     run = gather("image:1", {"ucx": "1.18", "nixl": "1.5.1"}, environ, ("node-a", "node-b"))
     assert run.plain() == {
         "image": {"reference": "image:1", "digest": "v", "source": "--nixl-image or NIXL_IMAGE"},
         "versions": {"nixl": "1.5.1", "ucx": "1.18", "kernel": platform.release(), "nvidia_driver": "550.1"},
-        "environment": {**dict.fromkeys(STEERING, "v"), **dict.fromkeys(HIDDEN, "***")},
+        "environment": {**dict.fromkeys(STEERING, "v"), **dict.fromkeys(HIDDEN, "***"),
+                        "NIXL_ETCD_ENDPOINTS": "http://***@h:1"},
         "host": {
             "name": "node\\x1b", "cpu": f"{platform.machine()} CPU of the test", "cores": os.cpu_count(), "gpus": 2,
             "nics": {**dict.fromkeys(CARDS, ""), "mlx5_1:1": "400 Gb/sec (4X NDR)", "eth0": "10000 Mb/s",
@@ -72,8 +75,9 @@ def test_a_run_is_recorded_with_image_versions_environment_and_host(host: Host) 
         },
     }  # fmt: skip
     assert list(run.versions) == ["nixl", "ucx", "kernel", "nvidia_driver"]
-    assert list(run.environment) == sorted((*STEERING, *HIDDEN))
+    assert list(run.environment) == sorted((*STEERING, *HIDDEN, "NIXL_ETCD_ENDPOINTS"))
     assert list(run.host["nics"]) == [*CARDS, "eth0", "eth1", "eth2"]
+    assert from_plain(Provenance, run.plain()) == run
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_a_host_without_devices_has_the_name_of_its_machine(host: Host, text: st
 LABELS = {
     "etc/podinfo/labels": 'app="x"\npytest-nixl/image="of a label"\n',
     "etc/podinfo/annotations": 'a b="c"\n'
-    'pytest-nixl/image="pod:\\"1\\""\npytest-nixl/image-digest="sha256:33"\nz="" \nx pytest-nixl/image="other"\n',
+    'pytest-nixl/image="pod:\\"1\\"\\\\"\npytest-nixl/image-digest="sha256:33"\nz="" \nx pytest-nixl/image="other"\n',
 }
 OPTION, POD = "--nixl-image or NIXL_IMAGE", "downward API"
 
@@ -105,8 +109,8 @@ OPTION, POD = "--nixl-image or NIXL_IMAGE", "downward API"
         ("a:1@sha256:11", {"NIXL_IMAGE_DIGEST": "sha256:22"}, LABELS, ImageIdentity("a:1", "sha256:11", OPTION)),
         ("a:1", {"NIXL_IMAGE_DIGEST": "sha256:22"}, LABELS, ImageIdentity("a:1", "sha256:22", OPTION)),
         ("a:1", {}, LABELS, ImageIdentity("a:1", "sha256:33", OPTION)),
-        ("", {}, LABELS, ImageIdentity('pod:"1"', "sha256:33", POD)),
-        ("", {"NIXL_IMAGE_DIGEST": "sha256:22"}, LABELS, ImageIdentity('pod:"1"', "sha256:22", POD)),
+        ("", {}, LABELS, ImageIdentity('pod:"1"\\', "sha256:33", POD)),
+        ("", {"NIXL_IMAGE_DIGEST": "sha256:22"}, LABELS, ImageIdentity('pod:"1"\\', "sha256:22", POD)),
         ("", {}, {"etc/podinfo/labels": 'x-pytest-nixl/image="a:1"\npytest-nixl/image="a:1"x\n'}, ImageIdentity()),
         ("", {"NIXL_PODINFO": "/else"}, {**LABELS, "else/labels": 'pytest-nixl/image="b:1"'},
          ImageIdentity("b:1", "", POD)),

@@ -239,10 +239,15 @@ def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkey
     assert skipped[0].startswith(f"skipped: {moved / '000-torn.json'} is incomplete or not JSON (")
 
 
+def filled(folder: Path, records: int = FEWEST_NEW) -> Store:
+    """Return a store with one record of each week."""
+    for week in range(records):
+        write(folder / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
+    return Store(folder)
+
+
 def test_a_small_store_has_no_index(tmp_path: Path) -> None:
-    for week in range(FEWEST_NEW - 1):
-        write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
-    assert len(Store(tmp_path).summaries()[0]) == FEWEST_NEW - 1
+    assert len(filled(tmp_path, FEWEST_NEW - 1).summaries()[0]) == FEWEST_NEW - 1
     assert not (tmp_path / INDEX).exists()
 
 
@@ -274,8 +279,8 @@ def test_an_unusable_index_is_ignored(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", ["directory", "FIFO", "link to itself"])
 def test_an_index_that_cannot_be_written_is_not_an_error(tmp_path: Path, kind: str) -> None:
-    for week in range(FEWEST_NEW):
-        path = write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
+    store = filled(tmp_path)
+    for path in tmp_path.iterdir():
         os.utime(path, (1.0, 1.0))
     index = tmp_path / INDEX
     if kind == "directory":
@@ -284,17 +289,16 @@ def test_an_index_that_cannot_be_written_is_not_an_error(tmp_path: Path, kind: s
         os.mkfifo(index)
     else:
         index.symlink_to(index)
-    assert len(Store(tmp_path).summaries()[0]) == FEWEST_NEW
-    assert len(Store(tmp_path).summaries()[0]) == FEWEST_NEW
+    for _ in range(2):
+        assert len(store.summaries()[0]) == FEWEST_NEW
     assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
 def test_a_file_written_moments_ago_is_not_taken_from_the_index(tmp_path: Path) -> None:
-    for week in range(FEWEST_NEW):
-        write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
-    Store(tmp_path).summaries()
+    store = filled(tmp_path)
+    store.summaries()
     state = (tmp_path / "0.json").stat()
     write(tmp_path / "0.json", record("image:2", {KEY: [1.0]}))
     os.utime(tmp_path / "0.json", ns=(state.st_atime_ns, state.st_mtime_ns))
     assert (tmp_path / "0.json").stat().st_size == state.st_size
-    assert Store(tmp_path).summaries()[0][0].name == "image:2"
+    assert store.summaries()[0][0].name == "image:2"
