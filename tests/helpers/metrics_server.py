@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP server of metrics."""
+"""An HTTP server that stands between a reader of metrics and a real endpoint, and alters what passes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.request import urlopen
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -38,3 +39,13 @@ def metrics_server(answer: Callable[[], bytes], *, status: int = 200, content_ty
         server.shutdown()
         serving.join()
         server.server_close()
+
+
+def altered(url: str, change: Callable[[str], str]) -> Callable[[], bytes]:
+    """Return a function that reads the text of an endpoint and changes it."""
+
+    def answer() -> bytes:
+        with urlopen(url, timeout=30) as response:
+            return change(response.read().decode()).encode()
+
+    return answer

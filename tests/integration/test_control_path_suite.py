@@ -102,6 +102,19 @@ def test_every_figure_of_the_suite_is_measured_recorded_and_reported(tmp_path: P
     assert all(benchmark["stats"]["min"] > 0 for benchmark in recorded)
 
 
+def test_a_bound_of_the_control_path_fails_its_check_alone(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(
+        '[profile]\nname = "test"\n[[bound]]\nfigure = "metadata-size"\ncount = [256]\nat_most = "100"\n'
+        'source = "a test"\n[[bound]]\nfigure = "metadata-size"\ncount = [16]\nat_most = "1 MB"\nsource = "a test"\n'
+    )
+    run(GROWTH, f"--nixl-profile={profile}", "-k", "metadata or created").expect(
+        1,
+        "FAIL metadata-size: metadata-size (UCX count 256): ... KB, above its bound of 100 B (",
+        "NIXL verdict: FAIL (1 PASS, 1 FAIL; ",
+    )
+
+
 def test_without_pytest_benchmark_the_figures_are_reported_and_judged() -> None:
     done = run(GROWTH, "-k", "created", plugins=["no:benchmark"], quiet=False)
     assert shown(done.expect(0, "NIXL verdict: PASS (1 PASS; ")) == {"agent-creation"}

@@ -185,6 +185,11 @@ def test_a_taken_port_and_a_proxy_without_requests_are_named() -> None:
     )
 
 
+def test_namespace_of_the_run_is_judged() -> None:
+    done = run(NAMESPACES, "-k", "of_this_deployment", env={"NIXL_ETCD_NAMESPACE": "/nixl/agents"})
+    done.expect(0, "WARN namespace-well-formed: NIXL_ETCD_NAMESPACE=/nixl/agents: agents publish under")
+
+
 #: Reports that a transfer by POSIX is done, and does not post it.
 LOST = """
 from pytest_nixl.nixl.agent import NixlAgent

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, run
+from helpers.cli_run import ROOT, profile, run
 from helpers.pytester_run import run_pytest
 
 pytestmark = pytest.mark.long
@@ -33,6 +33,8 @@ def poke(self, phase, *more):
 
 RankFlows._compare = poke
 """
+#: A plugin: no other process uses the cores that a pattern needs.
+QUIET = "from pytest_nixl.checks.pattern.fairness import PatternSamples\nPatternSamples.disturbed = 0.0\n"
 
 
 def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_path: Path) -> None:
@@ -49,6 +51,18 @@ def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_
     shown = page.read_text()
     for load in ("alone", "together"):
         assert f"UCX WRITE DRAM:DRAM, load={load},pattern=incast:3, from source to target" in shown
+
+
+def test_a_bound_and_a_transport_of_the_profile_are_judged(tmp_path: Path) -> None:
+    expected = Path(profile(tmp_path / "p.toml", "transports = ['rc_mlx5']"))
+    with expected.open("a") as file:
+        file.write(
+            "[[bound]]\nfigure = 'pattern-bandwidth'\npattern = ['incast:3']\nat_least = '9000 GB/s'\n"
+            "source = 'a dream'\n"
+        )
+    done = run(SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-profile={expected}", fault=QUIET)
+    done.expect(1, "4 WRONG-TRANSPORT")
+    assert "below its bound of 9000 GB/s (bound of the profile, from: a dream)" in " ".join(done.output.split())
 
 
 def test_a_matrix_is_measured_with_its_sizes_in_both_operations(tmp_path: Path) -> None:

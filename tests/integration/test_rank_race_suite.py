@@ -30,6 +30,12 @@ def pytest_collection_finish():
     from suites.rank_race import test_membership
     test_membership.SECONDS = 30.0
 """
+#: A plugin that replaces the known race by a correct function.
+SOUND = """
+from pytest_nixl.checks.rank_race import race
+
+race.KNOWN_BAD = "helpers.race_functions:create_without_token"
+"""
 #: A plugin that makes a machine slow once: the answer with a lease of 1 s comes when that lease has ended.
 SLOW = """
 import time
@@ -52,12 +58,13 @@ def membership(tests: str, fault: str) -> Finished:
     return run(MEMBERSHIP, "-k", tests, fault=fault + NOT_BUSY)
 
 
-def test_each_check_detects_the_known_race() -> None:
-    done = membership("test_simultaneous_claims or test_keys_of_a_dead_group", SEEDS_OWN)
+def test_each_check_detects_the_known_race_or_that_it_is_not_seen() -> None:
+    done = membership("test_simultaneous_claims or test_keys_of_a_dead_group or known_race", SEEDS_OWN + SOUND)
     done.expect(
         1,
         "FAIL ranks-unique: rank 0 was given 2 times: to claimant 0 (",
         "FAIL ranks-stale-keys: ...nobody has rank ",  # of the dead group, too, if both claimed at once
+        "ERROR rank-race-is-seen: the known race was not detected",
         "remedy: report this output: ",
         never=["Traceback", " PASS"],
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite ``telemetry`` with the real NIXL: healthy, with a transfer that nobody knows of, without an exporter."""
+"""The suite ``telemetry`` with the real NIXL: healthy, with altered counts, without an exporter."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.cli_run import environment, run
+from helpers.metrics_server import altered, metrics_server
 
 from pytest_nixl import Agents, NotApplicableError, Settings
 from pytest_nixl.checks.telemetry.accounting import judge_counts
@@ -58,6 +60,28 @@ def pytest_collection_finish():
 )
 def test_a_healthy_nixl_passes_but_does_not_count_dead_agents(suites: tuple[str, ...], fault: str) -> None:
     run(*suites, "--nixl-level=extended", fault=fault).expect(0, "3 known limits of NIXL 1.5")
+
+
+def alter(text: str) -> str:
+    """Change one count of the metrics, and leave out another."""
+    lines = text.replace("} 131072\n", "} 131073\n").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("agent_rx_requests_num"))
+
+
+@pytest.mark.parametrize("exporter", [PROMETHEUS, PROMETHEUS_MP])
+def test_a_count_that_is_altered_or_missing_fails_with_its_name(started: Agents, tmp_path: Path, exporter: str) -> None:
+    pair = MeasuredAgents(started, exporter, tmp_path)
+    pair.move("WRITE", count=2, size=16 << 10)
+    pair.move("READ", count=1, size=4 << 10)
+    with metrics_server(altered(pair.sink.place(INITIATOR), alter)) as port:
+        pair.sink = replace(pair.sink, ports={**pair.sink.ports, INITIATOR: port})
+        judgement = judge_counts(pair)
+    assert judgement.verdict is Verdict.FAIL
+    agent = "of agent telemetry-initiator is"
+    assert set(judgement.reason.removeprefix(f"{exporter} of NIXL {pair.nixl}: ").split("; ")) == {
+        f"agent_tx_bytes_total {agent} 131073, expected 131072",
+        f"agent_rx_requests_num_total {agent} missing, expected 1",
+    }
 
 
 def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) -> None:

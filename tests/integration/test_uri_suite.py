@@ -16,7 +16,14 @@ from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_o
 
 from pytest_nixl.checks.endpoints import deployment
 from pytest_nixl.checks.endpoints.client_library import judge_library
-from pytest_nixl.checks.endpoints.deployment import Deployment, judge_health, judge_publication
+from pytest_nixl.checks.endpoints.deployment import (
+    Deployment,
+    judge_connection,
+    judge_form,
+    judge_health,
+    judge_publication,
+    judge_resolution,
+)
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -58,7 +65,13 @@ def judge(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Judge
         monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", variables["NIXL_ETCD_ENDPOINTS"])
         settings = replace(read_settings(pytestconfig, environ=variables), timeout=60.0)
         judged = Deployment.of(settings, "")
-        return {"healthy": judge_health(judged), "publish": judge_publication(judged, settings, supervisor())}
+        return {
+            "form": judge_form(judged),
+            "resolve": judge_resolution(judged),
+            "connect": judge_connection(judged),
+            "healthy": judge_health(judged),
+            "publish": judge_publication(judged, settings, supervisor()),
+        }
 
     return judge
 
@@ -75,6 +88,34 @@ def test_a_healthy_deployment_passes_and_leaves_no_keys(etcd: Etcd) -> None:
     done = run(SUITE, env={"NIXL_ETCD_ENDPOINTS": etcd.url})
     done.expect(0, "NIXL verdict: PASS (16 PASS; 0 rows measured)", limits, never=["WARN"])
     assert _keys(etcd) == before
+
+
+@pytest.mark.parametrize(
+    ("form", "verdicts"),
+    [
+        ("http://{}/", {"form": ("FAIL", "ends with a slash", "in the deployment, write http://{}"),
+                        "publish": ("FAIL", "NIXL wrote 'the target uri is not valid'")}),
+        ("http://user:secret@{}", {"form": ("FAIL", "has a user or password, which NIXL cannot send"),
+                                   "publish": ("FAIL", "NIXL_ETCD_ENDPOINTS=http://***@{}")}),
+        ("http://nowhere.invalid:2379", {"resolve": ("FAIL", "does not resolve to an IPv4 address", "getent ahostsv4"),
+                                         "healthy": ("FAIL", "1 of 1: "),
+                                         "publish": ("FAIL", "nothing is in etcd")}),
+        ("http://127.0.0.1:1", {"connect": ("FAIL", "127.0.0.1:1: connection refused"), "healthy": ("FAIL", ""),
+                                "publish": ("FAIL", "Connection refused")}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_deployment_with_a_broken_form_fails(
+    form: str, verdicts: dict[str, tuple[str, ...]], etcd: Etcd, judge: Judge
+) -> None:
+    bare = str(etcd.endpoint).removeprefix("http://")
+    judgements = judge(NIXL_ETCD_ENDPOINTS=form.replace("{}", bare))
+    for check, judgement in judgements.items():
+        verdict, *parts = verdicts.get(check, ("PASS",))
+        text = f"{judgement.reason}; remedy: {judgement.remedy}"
+        assert judgement.verdict.value == verdict or (verdict == "PASS" and judgement.verdict is Verdict.NOT_APPLICABLE)
+        assert all(part.replace("{}", bare) in text for part in parts), text
+        assert "secret" not in text
 
 
 def test_the_suite_names_each_fault_of_a_deployment_and_its_findings(etcd: Etcd, tmp_path: Path) -> None:
@@ -178,6 +219,31 @@ def _meet(publisher: NixlAgent, finder: NixlAgent, client: EtcdClient) -> None:
     )
 
 
+#: There is no NIXL that reads a text differently, and no suggestion that is wrong: both are made.
+WRONG = """
+import pytest_nixl.checks.endpoints.trial as trial
+import pytest_nixl.nixl.endpoint_reading as reading
+
+read_port = reading.read_port
+reading.read_port = lambda text: 0 if text == "99999" else read_port(text)
+trial.SILENCE = 60.0  # NIXL writes a message about this text, which on a busy machine may come late
+trial.judge_readings = lambda texts, *more, judge=trial.judge_readings: judge(
+    [text for text in texts if text.endswith(":99999")], *more)
+trial.suggestions = lambda texts, port: ["http://127.0.0.1:1"]
+"""
+
+
+def test_a_wrong_prediction_and_a_rewrite_that_does_not_work_fail_the_suite() -> None:
+    done = run(f"{SUITE}/test_conformance.py", "--nixl-timeout=60s", "--nixl-etcd-server=embedded", fault=WRONG)
+    done.expect(
+        1,
+        "FAIL endpoints-conform: 2 of ... texts are not read as predicted: 'http://127.0.0.1:99999': predicted: "
+        "reads an address where nothing answers; NIXL ...: reads no address (...the target uri is not valid",
+        "remedy: report this output with the version of NIXL",
+        "FAIL endpoint-rewrites-work: suggested values that do not work: http://127.0.0.1:1: ",
+    )
+
+
 @pytest.fixture(scope="module")
 def library(make_settings: Callable[..., Settings]) -> EtcdLibrary:
     """The etcd client library that the real NIXL loads."""
@@ -192,6 +258,16 @@ def _patched(library: EtcdLibrary, folder: Path) -> Path:
     copy = folder / Path(library.path).name
     copy.write_bytes(Path(library.path).read_bytes() + URI_PATCH.encode() + b"\0")
     return copy
+
+
+def test_a_variable_without_the_patch_warns(library: EtcdLibrary) -> None:
+    done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env={URI_PATCH: "1"})
+    done.expect(
+        0,
+        f"WARN uri-validation-patch: {URI_PATCH} is not in {library.path}; {URI_PATCH} is set to '1'; tried"
+        "... it has no effect",
+        f"remedy: unset {URI_PATCH}: ",
+    )
 
 
 def test_a_library_with_the_patch_is_found_by_its_path(library: EtcdLibrary, agents: Agents, tmp_path: Path) -> None:
