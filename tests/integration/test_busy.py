@@ -16,8 +16,6 @@ import pytest
 from helpers.cli_run import NOT_BUSY, ROOT, Finished, repeats, run
 from helpers.contention import spinning
 
-from pytest_nixl.checks.rank_race.race import is_late
-from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
 from pytest_nixl.core.cpu_contention import HostLoad
 
 pytestmark = pytest.mark.long
@@ -135,23 +133,6 @@ def test_cpu_time_of_other_processes_is_measured() -> None:
     finally:
         os.kill(pid, 9)
         started.stdout.close()
-
-
-@pytest.mark.parametrize(
-    ("error", "late"),
-    [
-        ("has no rank in time", True),
-        ("MissingRanksError: waited 120 s for rank 1", True),
-        ("LeaseLostError: this member of group 'g' lost its lease", True),
-        ("EtcdError: etcd at http://h:1: timeout, no answer within 5 s", True),
-        ("EtcdError: etcd at http://h:1: connection refused, nothing listens there", False),
-        ("JoinRefusedError: group 'g' has all its members", False),
-        ("IndexError: list index out of range", False),
-    ],
-)
-def test_late_registration_is_distinguished_from_a_wrong_one(error: str, late: bool) -> None:
-    assert is_late(ClaimOutcome("claimant 0", error=error)) is late
-    assert not is_late(ClaimOutcome("claimant 0", rank=0, error=error))
 
 
 @pytest.mark.soak

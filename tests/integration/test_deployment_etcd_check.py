@@ -39,11 +39,3 @@ def test_the_keys_of_a_given_etcd_are_judged(etcd: Etcd) -> None:
     assert "no agent can load /nixl/agents//empty/metadata" in split.output
     assert f"run `pytest-nixl etcd {etcd.url} --namespace=/nixl/agents/`" in split.output
     assert len(remaining) == 6, "the check changed the etcd"
-
-
-@pytest.mark.long
-def test_an_etcd_of_the_run_is_not_a_deployments() -> None:
-    done = run(CHECK, "-rA")
-    assert "NIXL verdict: NOTHING CHECKED" in done.output
-    assert done.code == 1, done.output
-    assert "this run has an etcd of its own: --nixl-etcd names no etcd of a deployment" in done.output

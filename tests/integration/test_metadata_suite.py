@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from helpers.cli_run import NOT_BUSY, Finished, run
 
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
-from pytest_nixl.model.findings import FINDINGS
 
 pytestmark = pytest.mark.long
 
@@ -166,26 +164,6 @@ def test_etcd_that_nixl_cannot_use_is_reported_immediately(nixl_private_etcd: Pr
     done.expect(1, f"ERROR metadata-by-etcd: NIXL ... {nixl_private_etcd.endpoint}: ", never=["secret"])
 
 
-#: Overwrites some of the arrived bytes before they are compared.
-CORRUPT = """
-from pytest_nixl.nixl.buffer import Buffer
-
-compare = Buffer.compare
-def spoiled(self, *arguments, **named):
-    self.write(b"\\x00" * 16, 100)
-    return compare(self, *arguments, **named)
-Buffer.compare = spoiled
-"""
-
-
-def test_wrong_bytes_fail_every_check_of_an_exchange() -> None:
-    done = broken(CORRUPT, EXCHANGE)
-    assert set(re.findall(r"^FAIL (\S+): the bytes at ", done.output, re.MULTILINE)) == {
-        "metadata-by-etcd", "metadata-by-side-channel", "metadata-by-listener", "metadata-in-parts-by-etcd",
-        "metadata-in-parts-by-side-channel", "metadata-update",
-    }, done.output  # fmt: skip
-
-
 #: Another process listens at the port that an agent is to listen at, and agents bypass the counting proxy.
 TAKEN_PORT_AND_NO_PROXY = """
 import socket
@@ -205,82 +183,6 @@ def test_a_taken_port_and_a_proxy_without_requests_are_named() -> None:
         "remedy: ...`ss -tanp 'sport = :...'`",
         "FAIL data-path-without-etcd: the agents found each other, but the proxy to etcd counted no request",
     )
-
-
-#: Changes the real NIXL so that it has none of the defects, because every release has them.
-MENDED = """
-import sys
-from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.etcd.proxy import ProxyClient
-from pytest_nixl.processes.worker_errors import NixlError
-from suites import early
-from suites.metadata.namespace import DOCUMENTED, Namespace
-
-early._beside_each_other = lambda config: False  # they would share what is changed here
-
-cut, cut_off = ProxyClient.cut, []
-ProxyClient.cut = lambda self: cut_off.append(self)  # a connection that nothing harms
-ProxyClient.restore = lambda self: cut_off.clear()
-
-names, send = {}, NixlAgent.send_local_metadata
-def pytest_runtest_setup():
-    cut_off.clear()
-    names.clear()
-
-def complain(agent):
-    print("etcd is away", file=sys.stderr, flush=True)
-
-def told(self, *to):
-    if cut_off:
-        raise NixlError("etcd is away", "", "", "nixlBackendError")
-    if names.setdefault(self.name, self) is not self and names[self.name].worker.alive:
-        raise NixlError("the name is taken", "", "", "nixlInvalidParamError")
-    names[self.name] = self
-    send(self, *to)
-NixlAgent.send_local_metadata = told
-
-fetch = NixlAgent.fetch_remote_metadata
-def anew(self, name, *to, **by):
-    if name == "missing" and name not in names:
-        return
-    if cut_off:
-        return self.run("fault:complain")
-    if self.check_remote_metadata(name):
-        self.remove_remote_agent(name)
-    fetch(self, name, *to, **by)
-NixlAgent.fetch_remote_metadata = anew
-
-await_key = Namespace.await_key
-def leased(self, agent, label, metadata):
-    await_key(self, agent, label, metadata)
-    if agent.name in ("killed", "deleted"):
-        self.client.put(self.key(agent, label), metadata, self.client.lease(60))
-Namespace.await_key = leased
-
-start = Namespace.start
-def documented(self, *names):
-    self.name = self.name or DOCUMENTED
-    return start(self, *names)
-Namespace.start = documented
-"""
-#: The findings that the suite looks for.
-LOOKED_FOR = {
-    "NIXL-ETCD-SILENT-FAILURE", "NIXL-ETCD-STALE-KEY", "NIXL-ETCD-RESTART-REFUSED", "NIXL-ETCD-DUPLICATE-NAME",
-    "NIXL-ETCD-SERIAL-FETCH", "NIXL-ETCD-FETCH-STUCK", "NIXL-ETCD-WATCH-LOST", "NIXL-ETCD-NAMESPACE-SLASH",
-    "NIXL-DEREGISTERED-KNOWN",
-}  # fmt: skip
-
-
-def test_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
-    profile = tmp_path / "mine.toml"
-    accepts = "".join(
-        f'[[accept]]\nid = "{id}"\nreason = "known"\nexpires = 2999-12-31\n' for id in FINDINGS if id in LOOKED_FOR
-    )
-    profile.write_text(f'[profile]\nname = "mine"\n{accepts}')
-    options = ("-k", "not do_not_touch and not do_not_meet", f"--nixl-profile={profile}")
-    done = broken(MENDED, LIFECYCLE, NAMESPACES, DATA_PATH, *options, seconds=20)
-    gone = re.findall(r"^FAIL (\S+): .* it no longer occurs", done.output, re.MULTILINE)
-    assert set(gone) == LOOKED_FOR, done.output
 
 
 def test_namespace_of_the_run_is_judged() -> None:

@@ -17,7 +17,7 @@ from helpers.cli_run import environment, run
 from helpers.metrics_server import altered, metrics_server
 
 from pytest_nixl import Agents, NotApplicableError, Settings
-from pytest_nixl.checks.telemetry.accounting import count_failure, judge_counts
+from pytest_nixl.checks.telemetry.accounting import judge_counts
 from pytest_nixl.checks.telemetry.exporters import BUFFER, PROMETHEUS, PROMETHEUS_MP
 from pytest_nixl.checks.telemetry.measured_agents import INITIATOR, MeasuredAgents
 from pytest_nixl.checks.telemetry.shared_port import share_port
@@ -42,7 +42,7 @@ def started(make_settings: Callable[..., Settings]) -> Iterator[Agents]:
 
 
 #: In pytest: transfers fail with one exporter only, because the agents of all of them are busy until the check ends.
-#: Tests below let them fail with another one, too.
+#: The whole run lets them fail with all.
 ONE_EXPORTER = """
 def pytest_collection_finish():
     from suites.telemetry import test_counts
@@ -84,13 +84,6 @@ def test_a_count_that_is_altered_or_missing_fails_with_its_name(started: Agents,
     }
 
 
-def refused_with_other_lengths(pair: MeasuredAgents) -> None:
-    """Assert that a refusal is counted, or is the finding."""
-    failure = count_failure(pair, "READ", pair.transfer_of_other_lengths)
-    assert failure.status == "invalid_param"
-    assert failure.counted in ({}, {"invalid_param": 1})
-
-
 def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) -> None:
     pair = MeasuredAgents(started, BUFFER, tmp_path)
     counts = pair.known[INITIATOR].counts.copy()
@@ -102,16 +95,6 @@ def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) 
     assert judgement.verdict is Verdict.FAIL
     assert "agent_tx_bytes of agent telemetry-initiator is 65536, expected 0" in judgement.reason
     assert "agent_tx_requests_num of agent telemetry-initiator is 1, expected 0" in judgement.reason
-    refused_with_other_lengths(pair)
-
-
-def test_the_death_of_an_agent_is_counted_or_is_the_finding(started: Agents, tmp_path: Path) -> None:
-    pair = MeasuredAgents(started, PROMETHEUS, tmp_path)
-    refused_with_other_lengths(pair)
-    pair.move("WRITE", count=1, size=4 << 10)
-    failure = count_failure(pair, "WRITE", pair.transfer_to_dead_target)
-    assert failure.status == "remote_disconnect"
-    assert failure.counted in ({}, {"remote_disconnect": 1})
 
 
 def test_an_image_without_the_exporter_is_not_applicable(
@@ -126,18 +109,6 @@ def test_an_image_without_the_exporter_is_not_applicable(
     monkeypatch.setenv("NIXL_PLUGIN_DIR", str(plugins))
     with pytest.raises(NotApplicableError, match="has no exporter prometheus_mp: there is no libtelemetry_exporter_"):
         MeasuredAgents(started, PROMETHEUS_MP, tmp_path)
-
-
-def test_a_port_that_another_agent_holds_fails_with_both_processes(started: Agents, tmp_path: Path) -> None:
-    pair = MeasuredAgents(started, PROMETHEUS, tmp_path)
-    port = pair.sink.ports[INITIATOR]
-    variables = {name: value for name, value in pair.sink.variables(INITIATOR).items() if value is not None}
-    run(PORTS, "--nixl-level=extended", env=variables).expect(
-        1,
-        f"FAIL telemetry-port: agent telemetry-first (pid ...) is not measured: port {port} is held by pid "
-        f"{pair.initiator.worker.pid} (...worker...could not be bound",
-        "remedy: end that process, or set NIXL_TELEMETRY_PROMETHEUS_PORT to a free port",
-    )
 
 
 #: Programs that hold a port until they are ended. They print a line with the port alone.
@@ -244,10 +215,7 @@ def time_transfers(agent, **arguments):
 """
 
 
-@pytest.mark.parametrize(
-    "slower", [pytest.param(False, id="healthy", marks=pytest.mark.whole), pytest.param(True, id="slower")]
-)
-def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: Path, slower: bool) -> None:
+def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: Path) -> None:
     profile, record = tmp_path / "p.toml", tmp_path / "run.json"
     profile.write_text(
         '[profile]\nname = "test"\n[[bound]]\nfigure = "telemetry-overhead-least"\nexporter = ["prometheus"]\n'
@@ -255,20 +223,19 @@ def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: P
     )
     done = run(
         "suites/telemetry/test_overhead.py", "--nixl-level=extended", f"--nixl-profile={profile}",
-        f"--benchmark-json={record}", fault=FEWER + (SLOWER if slower else ""),
+        f"--benchmark-json={record}", fault=FEWER + SLOWER,
     )  # fmt: skip
-    assert done.code == slower, done.output
+    assert done.code == 1, done.output
     results = {load["fullname"]: load for load in json.loads(record.read_text())["benchmarks"]}
     assert set(results) == {"telemetry-transfer/UCX/none", "telemetry-transfer/UCX/prometheus"}
     for result in results.values():
         assert result["stats"]["rounds"] == 2
         ratio, least, most = (figure["value"] for figure in result["extra_info"]["figures"])
-        assert 0 < least <= ratio <= most
-        assert (least > 10) == slower
+        assert 10 < least <= ratio <= most
     pattern = (
         r"^FAIL telemetry-overhead: telemetry-overhead-least \(UCX prometheus\): [\d.e+]+, above its bound of 10 \("
     )
-    assert bool(re.search(pattern, done.output, re.M)) == slower
+    assert re.search(pattern, done.output, re.M), done.output
 
 
 def test_a_live_endpoint_of_nixl_is_judged(started: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

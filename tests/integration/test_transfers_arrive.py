@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from helpers.cli_run import run, run_command
+from helpers.contention import spinning
 from helpers.needs import need_programs
 
 pytestmark = pytest.mark.long
@@ -31,17 +30,8 @@ def doctor(
     return {load["id"]: (load["verdict"], load["reason"], load["remedy"]) for load in json.loads(done.stdout)["checks"]}
 
 
-@contextlib.contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for _ in range(count):
-            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            stack.callback(loop.kill)
-        yield
-
-
 def test_bytes_arrive_on_a_healthy_host_also_while_others_keep_it_busy() -> None:
-    with busy_loops(2):
+    with spinning(), spinning():
         report = doctor("--backend=POSIX,UCX")
     verdict, reason, remedy = report[ARRIVE]
     assert (verdict, remedy) == ("PASS", ""), reason

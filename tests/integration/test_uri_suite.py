@@ -14,8 +14,8 @@ import pytest
 from helpers.cli_run import run
 from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_on
 
-from pytest_nixl.checks.endpoints import client_library, deployment
-from pytest_nixl.checks.endpoints.client_library import judge_library, judge_patch
+from pytest_nixl.checks.endpoints import deployment
+from pytest_nixl.checks.endpoints.client_library import judge_library
 from pytest_nixl.checks.endpoints.deployment import (
     Deployment,
     judge_connection,
@@ -23,31 +23,23 @@ from pytest_nixl.checks.endpoints.deployment import (
     judge_health,
     judge_publication,
     judge_resolution,
-    notes_about,
 )
-from pytest_nixl.checks.endpoints.trial import try_texts
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.endpoints import parse_endpoint, parse_endpoints
 from pytest_nixl.etcd_servers.embedded import etcd_binary
-from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.host.loaded_libraries import URI_PATCH, EtcdLibrary, loaded_etcd_client
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.nixl.endpoint_explanation import explain
-from pytest_nixl.nixl.endpoint_reading import ReadOutcome
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.settings import read_settings
-from suites.uri_validation.corpus import load_corpus
 
 pytestmark = pytest.mark.long
 
 SUITE = "suites/uri_validation"
 DEPLOYMENT = f"{SUITE}/test_deployment.py"
-CORPUS = load_corpus()
 
 
 @pytest.fixture(scope="module")
@@ -98,40 +90,6 @@ def test_a_healthy_deployment_passes_and_leaves_no_keys(etcd: Etcd) -> None:
     assert _keys(etcd) == before
 
 
-def test_agents_that_only_use_storage_have_nothing_to_publish(etcd: Etcd, judge: Judge) -> None:
-    judgements = judge(NIXL_ETCD_ENDPOINTS=etcd.url, NIXL_BACKEND="POSIX")
-    publication = judgements.pop("publish")
-    assert {judgement.verdict for judgement in judgements.values()} == {Verdict.PASS}
-    assert publication.verdict is Verdict.NOT_APPLICABLE
-    assert publication.reason.startswith("--nixl-backend=POSIX moves bytes only to storage")
-
-
-@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.text[:60] or "empty")
-def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd: Etcd) -> None:
-    """Test the judgements without an agent for the whole corpus. The next test runs one value of each check."""
-    from suites.uri_validation.corpus import Entry
-
-    assert isinstance(entry, Entry)
-    (dead,) = free_ports(1)
-    filled = entry.at(etcd.endpoint.port, dead)
-    deployment = Deployment("NIXL_ETCD_ENDPOINTS", filled.text, explain(filled.text))
-    judgements = [judge_form(deployment), judge_resolution(deployment)]
-    failed = [judgement for judgement in judgements if judgement.verdict is Verdict.FAIL]
-    if entry.nixl in (ReadOutcome.INVALID, ReadOutcome.NO_AGENT):
-        assert failed, "a form that NIXL does not read must fail"
-    else:
-        assert not failed
-    for judgement in failed:
-        assert judgement.reason.startswith(f"NIXL_ETCD_ENDPOINTS={deployment.explanation.text}: ")
-        assert entry.says in judgement.reason
-        # Even if a name does not resolve, the text may say what is meant.
-        assert f"write {filled.rewrite or 'http://'}" in judgement.remedy
-    if "https" in filled.text.lower():
-        assert notes_about(deployment, "NIXL-ETCD-HTTPS-PLAINTEXT")
-    if "@" in filled.text:
-        assert notes_about(deployment, "NIXL-ETCD-CREDENTIALS-DROPPED")
-
-
 @pytest.mark.parametrize(
     ("form", "verdicts"),
     [
@@ -144,10 +102,6 @@ def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd
                                          "publish": ("FAIL", "nothing is in etcd")}),
         ("http://127.0.0.1:1", {"connect": ("FAIL", "127.0.0.1:1: connection refused"), "healthy": ("FAIL", ""),
                                 "publish": ("FAIL", "Connection refused")}),
-        ("http://127.0.0.1:1,http://{}", {"connect": ("WARN", "1 of 2 do not answer: 127.0.0.1:1: connection"),
-                                          "healthy": ("WARN", "1 of 2: ")}),
-        ("tcp://{}", {"form": ("WARN", "NIXL reads it, but etcdctl does not", "write http://{}")}),
-        ("", {"form": ("FAIL", "it is empty"), "publish": ("FAIL", "")}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -290,26 +244,6 @@ def test_a_wrong_prediction_and_a_rewrite_that_does_not_work_fail_the_suite() ->
     )
 
 
-#: A plugin that presents NIXL's plaintext as a TLS handshake, because there is no NIXL that speaks TLS.
-ENCRYPTS = """
-import suites.uri_validation.test_security as suite
-heard = suite._Listener.heard
-suite._Listener.heard = lambda self: b"\\x16\\x03\\x01" if heard(self) else b""
-"""
-
-
-def test_an_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
-    profile = tmp_path / "mine.toml"
-    profile.write_text(
-        '[profile]\nname = "mine"\n[[accept]]\nid = "NIXL-ETCD-HTTPS-PLAINTEXT"\nreason = "r"\nexpires = 2999-12-31\n'
-    )
-    run(f"{SUITE}/test_security.py", "-k", "https", f"--nixl-profile={profile}", fault=ENCRYPTS).expect(
-        1,
-        "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: the profile accepts this finding, but it no longer occurs",
-        "remedy: remove the [[accept]] of NIXL-ETCD-HTTPS-PLAINTEXT from the profile",
-    )
-
-
 @pytest.fixture(scope="module")
 def library(make_settings: Callable[..., Settings]) -> EtcdLibrary:
     """The etcd client library that the real NIXL loads."""
@@ -344,25 +278,6 @@ def test_a_library_with_the_patch_is_found_by_its_path(library: EtcdLibrary, age
     assert (loaded.path, loaded.patched, library.patched) == (str(copy), True, False)
 
 
-def test_an_effect_of_the_variable_is_reported(
-    nixl_private_etcd: PrivateEtcd, library: EtcdLibrary, make_settings: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """The outcome is faked, because no library with the real patch is available."""
-    monkeypatch.setenv(URI_PATCH, "1")
-    monkeypatch.setattr(
-        client_library, "outcome_with",
-        lambda text, setting, *_: ReadOutcome.PUBLISHES if setting else ReadOutcome.INVALID,
-    )  # fmt: skip
-    (endpoint,) = parse_endpoints(nixl_private_etcd.endpoint)
-    judgement = judge_patch(
-        replace(library, patched=True), endpoint, nixl_private_etcd.client, make_settings(), supervisor()
-    )
-    assert judgement.verdict is Verdict.PASS
-    assert judgement.reason.startswith(f"{URI_PATCH} is in {library.path}; {URI_PATCH} is set to '1'; tried with")
-    assert judgement.reason.endswith("with it an agent publishes, without it reads no address")
-
-
 def test_a_nixlbench_with_another_library_is_reported(
     library: EtcdLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,21 +307,3 @@ def _linked_to(library: EtcdLibrary) -> Path:
         if path.is_file() and path != Path(library.path) and name in path.read_bytes():
             return path
     raise AssertionError("no file of the wheel links the etcd client library")
-
-
-def test_outcomes_are_distinguished_for_each_version_of_nixl(
-    etcd: Etcd, make_settings: Callable[..., Settings]
-) -> None:
-    """A trial distinguishes agents that publish, cannot read their endpoint, or cannot reach it."""
-    texts = {
-        etcd.url: ReadOutcome.PUBLISHES,
-        f"{etcd.url}/": ReadOutcome.INVALID,
-        "http://127.0.0.1:1": ReadOutcome.UNREACHED,
-        "": ReadOutcome.NO_AGENT,
-    }
-    with connect([parse_endpoint(etcd.url)]) as client:
-        trials = list(try_texts(texts, client, make_settings(timeout=120.0), supervisor(), namespace="/trials"))
-        client.delete_prefix("/trials/")
-    assert [trial.text for trial in trials] == list(texts)
-    assert all(trial.agrees(texts[trial.text]) for trial in trials)
-    assert not any(trial.agrees(ReadOutcome.PUBLISHES) for trial in trials[1:])

@@ -8,18 +8,15 @@ host memory (staged). ``tests/gpu/driver.c`` says what is like a GPU. What only 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import gpu_standin
 from helpers.cli_run import Finished, bandwidth, profile, run
-from helpers.contention import spinning
 
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 
@@ -190,28 +187,6 @@ def test_flows_of_a_pattern_on_one_gpu_name_it(driver: dict[str, str], tmp_path:
     text = "no end of 1->0 and 2->0 is full: ranks 0, 1 and 2 share GPU 0, Stand-in 0 (0000:1a:00.0), and processes on"
     assert done.output.count(text) == 1, done.output
     assert "64KiB (load alone, pattern incast:3): went over tcp/lo as software emulation, not as RMA" in done.output
-
-
-#: A plugin of a run: the slowest link starves at its first measurement. A double, because two GPUs that are this host's
-#: cores starve by chance only.
-STARVES = """
-from pytest_nixl.judge import concurrent
-
-concurrent.STARVED, concurrent.TRIES = 2.0, 1
-"""
-
-
-def test_gpus_that_starve_beside_busy_processes_are_inconclusive(driver: dict[str, str]) -> None:
-    options = ("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", "--nixl-blocks=64KiB")
-    with ExitStack() as stack:
-        for _ in range(os.cpu_count() or 1):
-            stack.enter_context(spinning())
-        done = run("suites/bandwidth/test_gpus.py", *options, fault=STARVES, env=driver)
-    done.expect(
-        0,
-        "INCONCLUSIVE gpus-together: ... 2 GPUs at once: ...: it starves while the others are measured, but other "
-        "processes used up to ... of the cores that the links need",
-    )
 
 
 def test_rows_between_two_ranks_pass(driver: dict[str, str], tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:

@@ -48,16 +48,7 @@ def test_a_key_is_read_again_from_its_text(kind: KvRequestKind, text: str) -> No
     assert kind.key.kv == kind.method
 
 
-def test_rows_of_two_models_of_one_shape_are_two_rows() -> None:
-    other = replace(KIND, plan=KvPlan.of(kv_model("generic"), tokens=1024))
-    assert other.key != KIND.key
-
-
 def test_every_model_of_the_table_is_named_by_it() -> None:
     for name, model in KV_MODELS.items():
         kind = replace(KIND, plan=KvPlan.of(model, tokens=64))
         assert dict(kind.key.variant)["model"] == name
-
-
-def test_an_ordinary_row_is_not_of_kv_requests() -> None:
-    assert RowKey.parse("UCX/WRITE/DRAM:DRAM/32KiB/batch1/depth1/0-1").kv == ""

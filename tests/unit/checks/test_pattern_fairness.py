@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 
+from pytest_nixl.checks.pattern.check import judge_pattern_culprit
 from pytest_nixl.checks.pattern.fairness import (
     ALONE,
     TOGETHER,
@@ -17,12 +19,13 @@ from pytest_nixl.checks.pattern.fairness import (
     _listed,
     jain,
     judge_fairness,
+    judge_pattern_figures,
     slowed_by,
 )
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES, Corruption
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 
 SIZE = 1 << 20
@@ -171,13 +174,24 @@ def test_an_incast_that_collapses_warns_if_it_comes_from_two_other_hosts() -> No
         assert judge_fairness(samples("incast", COLLAPSED, hosts=hosts)).verdict is Verdict.PASS
 
 
-def test_a_wrong_byte_is_corrupt_whatever_the_speed() -> None:
-    found = samples("incast", FAIR)
+@pytest.mark.parametrize(
+    ("judge", "of"),
+    [
+        (judge_fairness, ", incast of 4 ranks"),
+        (lambda found: judge_pattern_figures(found, MagicMock(side_effect=AssertionError)), ", incast of 4 ranks"),
+        (judge_pattern_culprit, ""),
+    ],
+)
+def test_a_wrong_byte_is_corrupt_whatever_the_speed(judge: Callable[[PatternSamples], Judgement], of: str) -> None:
+    """One flow starves beside the others, and another is slow alone."""
+    found = samples("incast", {(1, 0): (100, 5), (2, 0): (10, 9), (3, 0): (100, 41)})
     broken = Corruption("after the timed transfers", 1, SIZE, 7, 1, 2)
-    flows = (found.flows[0], replace(found.flows[1], corruption=broken))
-    judged = judge_fairness(replace(found, flows=flows))
-    assert judged.verdict is Verdict.CORRUPT
-    assert "flow 2->0: 1 of 1048576 bytes are wrong" in judged.reason
+    wrong = [replace(flow, corruption=broken) for flow in found.flows[1:]]
+    assert judge(replace(found, flows=(found.flows[0], *wrong))) == Judgement(
+        Verdict.CORRUPT,
+        f"UCX WRITE DRAM:DRAM{of}: flow 2->0: {broken}",
+        "run that pair of ranks alone; check the memory and NICs of both hosts",
+    )
 
 
 @pytest.mark.parametrize(("values", "index"), [([5.0, 5.0, 5.0, 5.0], 1.0), ([1.0, 0.0, 0.0, 0.0], 0.25)])

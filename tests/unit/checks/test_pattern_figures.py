@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_pattern_fairness import FAIR, SIZE, samples
+from test_pattern_fairness import FAIR, samples
 
 from pytest_nixl.checks.pattern.fairness import LOADS, PatternSamples, judge_pattern_figures, pattern_figures
 from pytest_nixl.judge.figure_bounds import judge_figures
 from pytest_nixl.model.figure import Bound
-from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 
@@ -47,13 +46,6 @@ def test_a_bound_that_is_not_kept_fails_and_on_a_busy_host_is_left_open(
     assert busy.verdict is Verdict.INCONCLUSIVE
     assert busy.reason.startswith(failed.reason)
     assert judged(samples("incast", FAIR, others=0.8), figure, kept).verdict is Verdict.PASS
-
-
-def test_no_bandwidth_of_wrong_bytes_is_judged() -> None:
-    found = samples("incast", FAIR)
-    wrong = replace(found.flows[1], corruption=Corruption("after the timed transfers", 1, SIZE, 7, 1, 2))
-    judgement = judged(replace(found, flows=(found.flows[0], wrong, found.flows[2])), "pattern-bandwidth", 1.0)
-    assert judgement.verdict is Verdict.CORRUPT
 
 
 def test_contention_is_that_of_the_load_and_none_if_it_is_not_known() -> None:

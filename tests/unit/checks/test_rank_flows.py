@@ -71,38 +71,6 @@ def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, o
 
 
 @pytest.mark.long
-def test_a_matrix_has_flows_of_its_own_sizes(connect: Connect, tmp_path: str) -> None:
-    file = os.path.join(tmp_path, "matrix.txt")
-    with open(file, "w", encoding="utf-8") as stream:
-        stream.write("0 1M 0\n0 0 5000\n64K 0 0\n")
-    measured = connect(file).measure(repeats=1)
-    assert [flow.flow.size for flow in measured.flows] == [1 << 20, 5000, 64 * KIB]
-    assert all(flow.corruption is None for flow in measured.flows)
-
-
-@pytest.mark.long
-def test_a_corrupted_flow_is_named_and_no_other(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    flows = connect("incast:3")
-    compare = RankFlows._compare
-
-    def spoil(self: RankFlows, phase: str, *more: object) -> None:
-        if phase == "after the timed transfers":
-            # The first byte of the second flow, which lies behind the first flow at rank 0.
-            buffer = self.buffers[0]
-            (byte,) = buffer.read(64 * KIB, 1)
-            buffer.write(bytes([byte ^ 0xFF]), 64 * KIB)
-        compare(self, phase, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(RankFlows, "_compare", spoil)
-    intact, corrupted = flows.measure(repeats=1).flows
-    assert intact.corruption is None
-    assert corrupted.corruption is not None
-    assert str(corrupted.corruption).startswith(
-        "1 of 65536 bytes are wrong after the timed transfers, the first at offset 0"
-    )
-
-
-@pytest.mark.long
 def test_a_flow_whose_bytes_never_arrive_is_corrupt_in_every_byte(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,28 +98,6 @@ class TestAmplified:
             assert (done.met, done.faults) == (True, ())
             assert sorted(outcome.rank or 0 for outcome in done.outcomes) == list(range(2 * clients))
 
-    def test_a_lock_that_separates_claims_is_detected(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        done = amplify(path, direct, FunctionSubject(f"{HELPERS}:locked_read_modify_write"), 2, group="/r/")
-        assert (done.met, done.locked, done.unmet, done.faults, done.lost) == (False, True, "", (), False)
-
-    def test_the_order_of_requests_and_the_cause_are_reported(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        done = amplify(path, direct, FunctionSubject(f"{FUNCTIONS}:read_modify_write"), 2, group="/r/")
-        assert done.cause == (
-            "claimant 0 and claimant 1 read '<group>/size' before any of them wrote it, "
-            "and none of them took etcd's lock"
-        )
-        assert not any(running(outcome.pid) for outcome in done.outcomes)
-        title, *lines = done.order.splitlines()
-        assert title == "the order of requests:"
-        moves = [line.partition(". ")[2] for line in lines]
-        assert sorted(moves) == sorted(
-            f"claimant {number}: {request}"
-            for number in (0, 1)
-            for request in ("Range(<group>/size)", "LeaseGrant()", "Put(<group>/rank/0)", "Put(<group>/size)")
-        )
-        first_write = min(number for number, move in enumerate(moves) if "size" in move and "Put" in move)
-        assert all(moves.index(f"claimant {number}: Range(<group>/size)") < first_write for number in (0, 1))
-
 
 @pytest.fixture
 def explorer(path: EtcdProxy, direct: EtcdClient) -> Callable[..., Explorer]:

@@ -98,65 +98,23 @@ def make_race(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 HELD = ("hold", ["Range", "Put", "LeaseRevoke"])
 VICTIM: dict[str, Any] = {"endpoint": "proxy of g", "function": "membership", "ttl": 4}
+UNTIL_THE_KILL = [
+    ("count", "/p/g/members/"),
+    HELD,
+    ("claim", "g", 2, VICTIM),
+    ("let through", "g", 3, 120.0),
+    "cut",
+]
+OTHER: Any = ("claim", "g", 2, {"ttl": 20})
 
 
 @pytest.mark.parametrize(
     ("first", "reached", "expected"),
     [
-        (
-            True,
-            True,
-            [
-                ("count", "/p/g/members/"),
-                HELD,
-                ("claim", "g", 2, VICTIM),
-                ("let through", "g", 3, 120.0),
-                "cut",
-                ("kill", "claimant 0"),
-                ("claim", "g", 2, {"ttl": 20}),
-                ("claim", "g", 2, {"ttl": 20}),
-            ],
-        ),
-        (
-            True,
-            False,
-            [
-                ("count", "/p/g/members/"),
-                HELD,
-                ("claim", "g", 2, VICTIM),
-                ("let through", "g", 3, 120.0),
-                "cut",
-                ("kill", "claimant 0"),
-            ],
-        ),
-        (
-            False,
-            True,
-            [
-                ("claim", "g", 2, {"ttl": 20}),
-                ("count", "/p/g/members/"),
-                HELD,
-                ("claim", "g", 2, VICTIM),
-                ("let through", "g", 3, 120.0),
-                "cut",
-                ("kill", "claimant 1"),
-                ("claim", "g", 2, {"ttl": 20}),
-            ],
-        ),
-        (
-            False,
-            False,
-            [
-                ("claim", "g", 2, {"ttl": 20}),
-                ("count", "/p/g/members/"),
-                HELD,
-                ("claim", "g", 2, VICTIM),
-                ("let through", "g", 3, 120.0),
-                "cut",
-                ("kill", "claimant 1"),
-                ("close", "claimant 0"),
-            ],
-        ),
+        (True, True, [*UNTIL_THE_KILL, ("kill", "claimant 0"), OTHER, OTHER]),
+        (True, False, [*UNTIL_THE_KILL, ("kill", "claimant 0")]),
+        (False, True, [OTHER, *UNTIL_THE_KILL, ("kill", "claimant 1"), OTHER]),
+        (False, False, [OTHER, *UNTIL_THE_KILL, ("kill", "claimant 1"), ("close", "claimant 0")]),
     ],
     ids=["first", "first that lost its lease", "last", "last that lost its lease"],
 )
@@ -313,34 +271,22 @@ def test_a_group_starts_after_a_dead_one_of_the_same_name(
 
 
 @pytest.mark.parametrize(
-    ("check", "patched", "remedy"),
+    ("check", "patched"),
     [
-        (
-            test_membership.test_the_known_race_is_detected,
-            GOOD,
-            "report this output: it shows a defect of pytest-nixl's membership",
-        ),
-        (
-            test_membership.test_simultaneous_claims_give_each_rank_once,
-            BAD,
-            "report this output: it shows a defect of pytest-nixl's membership",
-        ),
-        (
-            test_membership.test_simultaneous_claims_give_each_rank_once,
-            APART,
-            "report this output: it shows a defect of pytest-nixl's membership",
-        ),
+        (test_membership.test_the_known_race_is_detected, GOOD),
+        (test_membership.test_simultaneous_claims_give_each_rank_once, BAD),
+        (test_membership.test_simultaneous_claims_give_each_rank_once, APART),
     ],
 )
 def test_a_fault_of_the_membership_is_to_be_reported(
     make_race: Callable[..., Any],
     check: Callable[..., None],
     patched: Amplified,
-    remedy: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(test_membership, "amplify", lambda *_, **__: patched)
     judgements: list[Judgement] = []
     arguments: dict[str, Any] = {"claimants": 2} if patched is not GOOD else {}
     check(race=make_race(), verdict=judgements.append, **arguments)
+    remedy = "report this output: it shows a defect of pytest-nixl's membership"
     assert [judgement.remedy for judgement in judgements] == [remedy]
