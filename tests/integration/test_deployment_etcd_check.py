@@ -3,22 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from helpers.cli_run import run
-from helpers.etcd import Etcd, running_etcd
+from helpers.etcd import Etcd
 from helpers.published import DEFAULT, DOCUMENTED, publish
 
 from pytest_nixl.etcd.client import connect
 
 CHECK = "suites/metadata/test_namespaces.py::test_the_keys_in_the_etcd_of_this_deployment_are_sound"
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.mark.long

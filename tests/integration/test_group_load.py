@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 from helpers.cli_run import ROOT
-from helpers.etcd import Etcd, running_etcd, wait_until
+from helpers.etcd import Etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
 from pytest_nixl.cluster.group import TTL, Member
@@ -41,12 +40,6 @@ SIZES = [2, 4, 8]
 #: The largest group that the documentation speaks of.
 LARGE = 1024
 SENT = "etcd_network_client_grpc_sent_bytes_total"
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 def sorted_as(load: PhaseLoad, size: int) -> list[int]:

@@ -43,12 +43,6 @@ DEPLOYMENT = f"{SUITE}/test_deployment.py"
 
 
 @pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.etcd import Etcd, running_etcd
+from helpers.etcd import Etcd
 from helpers.published import DEFAULT, DOCUMENTED, bench_rank, metadata, publish
 
 from pytest_nixl import cli
@@ -29,12 +29,6 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import KeyValue, put, txn
 
 NAMESPACE = NamespaceName(DEFAULT)
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.fixture

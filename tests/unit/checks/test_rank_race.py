@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import repeats
-from helpers.etcd import Etcd, running, running_etcd, wait_until
+from helpers.etcd import Etcd, running, wait_until
 from helpers.race_explorer import ExploredRun, Explorer
 
 from pytest_nixl.checks.rank_race.orders import try_orders
@@ -36,12 +36,6 @@ ORDERS_OF_THREE = {"none": (90, 6), "losses": (3150, 120), "crashes": (11484, 21
 FUNCTIONS, HELPERS = "pytest_nixl.checks.rank_race.functions", "helpers.race_functions"
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "nixlbench"
 STANDIN = Path(__file__).parents[2] / "helpers" / "nixlbench_standin.py"
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
 
 
 @pytest.fixture

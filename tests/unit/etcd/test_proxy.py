@@ -33,12 +33,6 @@ from pytest_nixl.etcd_servers.embedded import etcd_binary
 SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with running_etcd() as started:
-        yield started
-
-
 class Scene:
     """A proxy before a real etcd, a client that goes past it, and clients of the gateway through it."""
 
