@@ -106,7 +106,8 @@ def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
     if unproven:
         verdict = "FAIL" if failed else "PASS"
         return f"{verdict}: {slow}no field is wrong for sure, but {unproven} of {len(judged)} may be: see above{suffix}"
-    return f"PASS: prefill and decode match in all {len(judged)} fields{suffix}"
+    fields = "the one field that both have" if len(judged) == 1 else f"all {len(judged)} fields"
+    return f"PASS: prefill and decode match in {fields}{suffix}"
 
 
 def next_step(compared: ConnectorComparison) -> str:

@@ -37,9 +37,10 @@ _REFERENCE = re.compile(
 _UNRESOLVED = re.compile(r"\$[({A-Za-z_0-9@*]|`")
 #: A word that stands for several words: an array of the shell, or all arguments.
 _ARRAY = re.compile(r"\$\{\w+\[[@*]\][^{}]*\}|\$[@*]|\$\{[@*][^{}]*\}")
-#: The definition of an array, and a use of it.
+#: The definition of an array with numbers, and a use of it.
 _ARRAY_DEFINED = re.compile(
-    r"(?m)^[ \t]*(?:local |declare -a |readonly )?(\w+)(\+?)=\(((?:[^()'\"]|'[^']*'|\"[^\"]*\")*)\)"
+    r"(?m)^[ \t]*(?:(?:local|declare|typeset|readonly)[ \t]+(?:-[a-zB-Z]+[ \t]+)*)?"
+    r"(\w+)(\+?)=\(((?:[^()'\"]|'[^']*'|\"[^\"]*\")*)\)"
 )
 #: A choice of the shell, and the most of them in a script that are made.
 _CASE = re.compile(r"\bcase[ \t]+(\S+)[ \t]+in\b(.*?)\besac\b", re.DOTALL)

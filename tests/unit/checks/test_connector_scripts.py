@@ -162,7 +162,7 @@ _READ: list[tuple[str, list[dict[str, Any]]]] = [
     # Arrays
     *((f'{before}A=("--port" 1\n  # a comment\n \'--seed\' 2 --x a#b?)\nvllm serve m "${{A[@]}}"',
        [{"options": {"--port": ["1"], "--seed": ["2"], "--x": ["a#b?"]}, "model": "m", "environment": {"A": "$(A)"}}])
-      for before in ("", "  local ", "declare -a ", "readonly ")),
+      for before in ("", "  local ", "declare -a ", "readonly ", "typeset -r  -a\t")),
     ("A=(--port 1)\nA+=(--seed 2)\nvllm serve m ${A[*]} --host $A",
      [{"options": {"--port": ["1"], "--seed": ["2"], "--host": ["$A"]}, "model": "m", "environment": {"A": "$(A)"}}]),
     *((f"{array}\nvllm serve m ${{A[@]}}", [{"model": "m", "unknown": ("$A",), "environment": {"A": "$(A)"}}])
