@@ -83,7 +83,9 @@ class Conclusion:
             reasons = "; ".join(result.reason for result in failing)
             return cls(Outcome.FAIL, failed=False, nothing=True, unmeasured=reasons)
         checked = {result.verdict for result in results} - _UNCHECKED
-        if results and not checked and not gate and not interrupted:
+        # With the gate, what was to be checked is MISSING. Older records, of rows alone, do not have that either.
+        nothing = not checked and not gate if results else not code
+        if nothing and not interrupted:
             return cls(Outcome.FAIL if code or worst is Outcome.FAIL else Outcome.WARN, failed=False, nothing=True)
         suffix = _beside(code) if code and worst is not Outcome.FAIL and not interrupted else ""
         return cls(
@@ -292,7 +294,8 @@ def failed_beside(told_before: Mapping[str, Any], code: int) -> dict[str, Any]:
     :param told_before: the values by the checks alone.
     :param code: the exit code.
     """
-    if told_before.get("verdict") not in ("PASS", Verdict.INCONCLUSIVE):
+    without_checks = told_before.get("verdict") == NOTHING_CHECKED and not told_before.get("checks")
+    if told_before.get("verdict") not in ("PASS", Verdict.INCONCLUSIVE) and not without_checks:
         return dict(told_before)
     failure = {"check": "", "row": "", "verdict": "FAIL", "reason": f"{_beside(code)} (exit code {code})", "remedy": ""}
     return {**told_before, "verdict": "FAIL", "failing": [failure]}

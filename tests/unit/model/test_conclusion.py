@@ -148,6 +148,10 @@ def test_the_verdict_for_programs_has_each_field() -> None:
     passed = verdict_fields([limit], gate=False)
     failure = {"check": "", "row": "", "verdict": "FAIL", "remedy": "", "reason": "no test was collected (exit code 5)"}
     assert failed_beside(passed, 5) == {**passed, "verdict": "FAIL", "failing": [failure]}
+    empty = verdict_fields([], gate=False)
+    assert (empty["verdict"], next_step(empty)) == ("NOTHING CHECKED", "correct")
+    assert failed_beside(empty, 5) == {**empty, "verdict": "FAIL", "failing": [failure]}
+    assert failed_beside(refused, 5) == refused
 
 
 @pytest.mark.parametrize(
@@ -189,6 +193,11 @@ def test_the_verdict_for_programs_has_each_field() -> None:
          "NIXL verdict: PASS, with warnings (1 IMPROVED, 1 UNKNOWN; 0 rows measured)"),
         ([of(Verdict.NOT_APPLICABLE)], {"code": 1},
          "NIXL verdict: NOTHING CHECKED (1 NOT-APPLICABLE; 0 rows measured)"),
+        *(([], {"gate": gate}, f"NIXL {word}: NOTHING CHECKED (no check ran; 0 rows measured)")
+          for gate, word in ((False, "verdict"), (True, "gate"))),
+        ([], {"code": 5}, "NIXL verdict: FAIL, because no test was collected (no check ran; 0 rows measured)"),
+        ([], {"interrupted": "INTERRUPTED before a check"},
+         "NIXL verdict: INTERRUPTED before a check (no check ran; 0 rows measured)"),
         ([Result(UNMEASURED, "", Verdict.MISSING, "the suite a measured nothing"), FAILED], {},
          "NIXL verdict: FAIL (1 FAIL, 1 MISSING; 0 rows measured)"),
     ],
