@@ -46,9 +46,8 @@ from pytest_nixl.etcd.transaction import KeyValue
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.model.settings import OPTIONS
 
-#: Seconds: a lease that does not expire on a busy machine; for each step there; a wait that times out; and a lease
-#: for whose end a process waits that comes too late.
-TTL, SECONDS, SOON, SHORT = 20, 60, 0.5, 6
+#: Seconds: a lease that does not expire on a busy machine; for each step there; and a wait that times out.
+TTL, SECONDS, SOON = 20, 60, 0.5
 PID = os.getpid()
 
 
@@ -280,18 +279,6 @@ class TestRefused:
         reason = f"group 'answer' cannot start: rank 1 is requested twice, by {hosts}"
         assert [refusal(registration).reason for registration in (losing, other)] == [reason, reason]
 
-    @pytest.mark.long
-    def test_a_process_that_requests_another_rank_than_the_free_one(self, meeting: Meeting) -> None:
-        members = [registration.result(SECONDS) for registration in meeting.claim("place", 0, 1, ttl=SHORT)]
-        members[1].lease.revoke()
-        [late] = meeting.claim("place", 0, size=2)
-        reason = "rank 0, which this process requests, is taken"
-        names = ", ".join(map(str, members[0].members))
-        assert refusal(late).reason == f"group 'place' is closed: {reason}; its members are {names}"
-        [taking] = meeting.claim("place", 1, size=2, host="new-host")
-        meeting.barrier([members[0], taking.result(SECONDS)])
-        assert members[0].members[1].host == "new-host"
-
     def test_a_process_that_finds_an_earlier_refusal_waits_for_that_group_to_end(self, meeting: Meeting) -> None:
         root, client = group_root(PREFIX, "earlier"), meeting.client
         refused = {"ttl": TTL, "members": [], "refusal": "group 'earlier' cannot start: why"}
@@ -381,6 +368,10 @@ def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_t
     assert refusal(late).reason == f"group 'full' is closed: all its ranks are taken; its members are {names}"
     keys = [("run/", after, True, False), ("members/", after, True, True)]
     assert watches.calls == [(keys, seconds, sorted(member.token for member in members), False)]
+    members[1].lease.revoke()
+    [late] = meeting.claim("full", 0, size=2, timeout=timeout)
+    taken = "rank 0, which this process requests, is taken"
+    assert refusal(late).reason == f"group 'full' is closed: {taken}; its members are {names}"
 
 
 @pytest.mark.parametrize("token", ["", "t"])

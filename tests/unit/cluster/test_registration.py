@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -223,34 +222,18 @@ def roster(members: Sequence[tuple[str, str, int]], changes: int) -> KeyValue:
 
 
 def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
-    """The client is a double, with which the barrier is open and the roster is this one."""
-
-    def transaction(payload: object, *, repeatable: bool) -> dict[str, Any]:
-        items: list[dict[str, Any]] = [
-            {"key": encode(f"{ROOT}run/gate"), "value": encode(b'{"passed": 9}')},
-            {"key": encode(written.key), "value": encode(written.value), "mod_revision": 7},
-        ]
-        ranges = [{"response_range": {"kvs": [item]}} for item in items]
-        puts = [{"response_put": {}}, {"response_delete_range": {}}, {"response_range": {"count": 1}}]
-        return {"header": {"revision": "9"}, "succeeded": True, "responses": [*puts, *ranges]}
-
-    membership = registration(SimpleNamespace(transaction=transaction, lease=lambda ttl: SimpleNamespace(id=1, ttl=60)))
-    membership.grant(time.monotonic() + 60)
+    membership = registration()
     our_member = member(0, membership.token)
     roster_of_two = Roster.of(roster([our_member, member(1, "second")], 1))
     membership.accept(roster_of_two, 0, 5)
     for refused in (roster([our_member, member(1, "first")], 0), roster([member(0), member(1)], 2)):
-        written = refused
-        membership.barrier(1)
+        membership._take(refused)
         assert membership.members == roster_of_two.members
         assert membership.values.ignored == {
             f"{ROOT}run/frozen": "it is the roster of another run, or an older roster of this run"
         }
-    written = roster([our_member, member(1, "third")], 2)
-    membership.barrier(1)
+    membership._take(roster([our_member, member(1, "third")], 2))
     assert membership.members[1].token == "third"
-    with pytest.raises(AttributeError):  # the lease is a double, which cannot be ended
-        membership.leave()
 
 
 MANY = [Member(rank, *member(rank)) for rank in range(200)]
@@ -278,8 +261,8 @@ def test_what_is_read_after_a_compaction_is_what_was_written_since_and_what_is_g
     answer = {"header": {"revision": "20"}, "succeeded": True, "responses": listed}
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
     client: Any = SimpleNamespace(transaction=lambda _: answer)
-    watched, events = registration()._read_anew(client, watched, ["m/x", "m/gone"])
-    assert [span.since for span in watched] == [21, 21]
+    rest, events = registration()._read_anew(client, watched, ["m/x", "m/gone"])
+    assert [span.since for span in rest] == [21, 21]
     assert [(event.item.key, event.deleted) for event in events] == [("r/b", False), ("m/gone", True)]
 
 
