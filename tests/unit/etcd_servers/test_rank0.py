@@ -86,7 +86,7 @@ class TestListen:
     @pytest.mark.parametrize(
         ("text", "fault"),
         [
-            ("node-a", "'node-a' names no port"),
+            ("", "'' names no port"),
             ("node-a:", "'node-a:' names no port"),
             ("node-a:x", "'node-a:x' has the port 'x', which is not a number"),
             ("0.0.0.0:0", "'0.0.0.0:0' has the port 0, which is not between 1 and 65535"),
@@ -140,13 +140,11 @@ class TestServe:
             assert server.describe().endswith(f"at http://localhost:{port}")
             with connect(parse_endpoints(server.endpoint)) as client:
                 client.put("/x", b"1")
-            with server.client() as client:
-                assert client.get("/x") == b"1"
         finally:
             server.discard()
         assert not list(own_client.directory.glob(f"{server.name}*"))
 
-    def test_with_a_token_only_the_ranks_may_use_it_also_after_a_restart(self, serve: Serve, tmp_path: Path) -> None:
+    def test_with_a_token_the_ranks_may_use_it_also_after_a_restart(self, serve: Serve, tmp_path: Path) -> None:
         server = serve(TOKEN)
         endpoint = server.endpoint
         with server.client() as client:
@@ -163,13 +161,6 @@ class TestServe:
         context.load_cert_chain(files["cert"], files["key"])
         with context.wrap_socket(socket.socket(), server_hostname=files["server_name"]) as strict:
             strict.connect(("127.0.0.1", server.client_port))
-        with connect(parse_endpoints(endpoint), **credentials("another", tmp_path)) as client:
-            with pytest.raises(EtcdError) as caught:
-                client.put("/x", b"2")
-        assert caught.value.cause == "untrusted"
-        with pytest.raises(EtcdError) as caught:
-            wait_for_etcd(endpoint.replace("https", "http"), 60, {})
-        assert caught.value.cause == "tls-server"
 
     def test_a_stranger_gets_no_answer_to_anything(self, serve: Serve, tmp_path: Path) -> None:
         server, other = serve(TOKEN), credentials("another", tmp_path)
@@ -345,11 +336,11 @@ class TestWait:
         server = serve(TOKEN)
         wait_for_etcd(server.endpoint, 60, credentials(TOKEN, tmp_path))
         assert refusals(server) == 0
-        for count, wrong in enumerate(("another", "")):
+        for wrong in ("another", ""):
             endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
             with pytest.raises(EtcdError, match="group token"):
                 wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
-            assert eventually(lambda than=count: refusals(server) > than)
+        assert eventually(lambda: refusals(server) >= 2)
         server.discard()
         assert refusals(server) == 0, "an etcd that is gone says nothing"
 
