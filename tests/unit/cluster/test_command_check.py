@@ -19,7 +19,6 @@ MANY = [f"t.py::{number}" for number in range(6)]
 @pytest.mark.parametrize(
     ("first", "other", "sentences"),
     [
-        ({}, {}, []),
         ({"errors": 2}, {}, ["rank 0 could not collect 2 of its files"]),
         ({}, {"version": "1.1", "errors": 3}, [
             "rank 1 on b has pytest-nixl 1.1, rank 0 has 1.0", "rank 1 on b could not collect 3 of its files",
@@ -37,12 +36,6 @@ MANY = [f"t.py::{number}" for number in range(6)]
         ({"tests": MANY}, {"tests": MANY[:1]}, [
             "rank 1 on b did not collect tests that rank 0 collected (t.py::1, t.py::2, t.py::3 and 2 more)",
         ]),
-        ({"tests": MANY[:5]}, {"tests": MANY[:1]}, [
-            "rank 1 on b did not collect tests that rank 0 collected (t.py::1, t.py::2, t.py::3, t.py::4)",
-        ]),
-        ({"tests": []}, {"tests": MANY[:1]}, [
-            "rank 1 on b collected tests that rank 0 did not collect (t.py::0)",
-        ]),
     ],
 )  # fmt: skip
 def test_each_difference_from_rank_0_is_one_sentence(
@@ -54,8 +47,7 @@ def test_each_difference_from_rank_0_is_one_sentence(
     assert differences(of_rank_0, by_rank) == sentences
 
 
-def test_a_command_travels_whole_and_another_text_is_refused() -> None:
-    assert Command.unpacked(FIRST.packed()) == FIRST
+def test_a_text_that_is_not_a_command_is_refused() -> None:
     for text in (
         "x",
         pack(b"[]"),

@@ -13,7 +13,6 @@ from helpers.etcd import Etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
 from pytest_nixl.cluster import membership
-from pytest_nixl.cluster.driver import MembershipWatch
 from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
@@ -51,17 +50,8 @@ def counted(etcd: Etcd) -> Iterator[tuple[EtcdClient, ProxyClient]]:
             yield client, proxy_client
 
 
-def compact(etcd: Etcd, proxy_client: ProxyClient, *, watched: bool = True) -> None:
-    """Compact away everything that the watches of this client have seen, and wait until they have been opened anew.
-
-    :param watched: whether the client has a watch.
-    """
-
-    def watches() -> int:
-        return sum(request.method == "Watch" for request in proxy_client.requests)
-
-    before = watches() if watched else -1
-    wait_until(lambda: watches() > before, 60, "a watch")
+def compact(etcd: Etcd) -> None:
+    """Compact away everything that happened so far."""
     with connect([etcd.endpoint], timeout=60) as other:
         for number in range(5):
             other.put("/other/key", str(number).encode())
@@ -69,8 +59,19 @@ def compact(etcd: Etcd, proxy_client: ProxyClient, *, watched: bool = True) -> N
         compaction = {"revision": last.mod_revision, "physical": True}
         requests.post(f"{etcd.url}/v3/kv/compaction", json=compaction, timeout=60).raise_for_status()
         other.delete("/other/key")
+
+
+def compact_while_watched(etcd: Etcd, proxy_client: ProxyClient) -> None:
+    """Compact away everything that the watches of this client have seen, and wait until they have been opened anew."""
+
+    def watches() -> int:
+        return sum(request.method == "Watch" for request in proxy_client.requests)
+
     before = watches()
-    wait_until(lambda: not watched or watches() >= before + 3, 60, "watches after the compaction")
+    wait_until(lambda: watches() > before, 60, "a watch")
+    compact(etcd)
+    before = watches()
+    wait_until(lambda: watches() >= before + 3, 60, "watches after the compaction")
 
 
 def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> None:
@@ -84,7 +85,7 @@ def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> N
         receiver.open()
         sender.send(1, {"worker": 0, "line": "before"})
         wait_until(lambda: len(read) == 1, 60, "the first message")
-        compact(etcd, proxy_client)
+        compact_while_watched(etcd, proxy_client)
         sender.send(1, {"worker": 1, "line": "after"})
         wait_until(lambda: len(read) == 2, 60, f"the message after a compaction: {failures}")
         receiver.close()
@@ -93,27 +94,12 @@ def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> N
     assert not failures
 
 
-def test_a_member_that_leaves_after_a_compaction_is_named(etcd: Etcd, group: RankGroup) -> None:
-    lost: list[int] = []
-    with counted(etcd) as (client, proxy_client):
-        guard = MembershipWatch(client, group.members[0], lambda member, _: lost.append(member.rank))
-        compact(etcd, proxy_client)
-        assert lost == []
-        group.members[1].lease.revoke()
-        wait_until(lambda: 1 in lost, 60, "the lost rank")
-        guard.close()
-    assert set(lost) == {1}
-
-
-def join_of(
-    client: EtcdClient, group: str, token: str = "", waiting: Callable[[str], None] | None = None
-) -> Membership:
+def join_of(client: EtcdClient, group: str, waiting: Callable[[str], None] | None = None) -> Membership:
     """Join a group of two ranks, whose leases no thread has to refresh in time."""
-    return join(client, group, 2, ttl=120, timeout=120, token=token, waiting=waiting)
+    return join(client, group, 2, ttl=120, timeout=120, waiting=waiting)
 
 
-@pytest.mark.parametrize("token", ["", "secret"])
-def test_ranks_that_wait_meet_after_a_compaction(etcd: Etcd, token: str) -> None:
+def test_ranks_that_wait_meet_after_a_compaction(etcd: Etcd) -> None:
     """One waits for the other to join, then at a barrier, and each time its watch has fallen behind."""
     messages: list[str] = []
     with (
@@ -121,12 +107,12 @@ def test_ranks_that_wait_meet_after_a_compaction(etcd: Etcd, token: str) -> None
         connect([etcd.endpoint], timeout=60) as of_other,
         ThreadPoolExecutor(1) as pool,
     ):
-        joining = pool.submit(join_of, client, "waiting", token, messages.append)
-        compact(etcd, proxy_client)
-        other = join_of(of_other, "waiting", token)
+        joining = pool.submit(join_of, client, "waiting", messages.append)
+        compact_while_watched(etcd, proxy_client)
+        other = join_of(of_other, "waiting")
         member = joining.result(120)
         at_barrier = pool.submit(member.barrier, 120, messages.append)
-        compact(etcd, proxy_client)
+        compact_while_watched(etcd, proxy_client)
         other.barrier(120)
         at_barrier.result(120)
         assert {member.rank, other.rank} == {0, 1}
@@ -135,23 +121,13 @@ def test_ranks_that_wait_meet_after_a_compaction(etcd: Etcd, token: str) -> None
     assert any("waiting for" in message for message in messages)
 
 
-def test_a_member_that_leaves_while_the_history_is_compacted_is_missed_at_a_barrier(
-    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_that_leaves_while_the_history_is_compacted_is_missed_at_a_barrier(etcd: Etcd) -> None:
     """The event of its end is compacted away between two watches."""
-    with (
-        counted(etcd) as (client, proxy_client),
-        connect([etcd.endpoint], timeout=60) as of_other,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        joining = pool.submit(join_of, client, "lost")
-        other = join_of(of_other, "lost")
-        member = joining.result(120)
-        first = pool.submit(member.barrier, 120)
-        other.barrier(120)
-        first.result(120)
-        other.lease.revoke()
-        compact(etcd, proxy_client, watched=False)
-        with pytest.raises(MemberLostError, match=f"rank {other.rank}"):
-            member.barrier(120)
-        member.leave()
+    with rank_group(etcd.url, 2) as members:
+        members.join()
+        members.barrier()
+        members.members[1].lease.revoke()
+        compact(etcd)
+        with pytest.raises(MemberLostError, match="rank 1"):
+            members.members[0].barrier(120)
+        members.members[0].leave()

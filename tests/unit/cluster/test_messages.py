@@ -158,8 +158,3 @@ def test_the_verdict_that_a_peer_gets_has_limits() -> None:
         "value": only([1e300, -1e300], 1e301, None), "unit": text(64), "at_most": only([None, -1e300], "1"),
         "at_least": only([None, 1e300], "1"), "verdict": text(16),
     })  # fmt: skip
-
-
-def test_requests_of_tests_are_not_checked() -> None:
-    check_ask("echo", {"anything": object})
-    check_answer("echo", object)

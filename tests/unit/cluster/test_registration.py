@@ -6,10 +6,8 @@ The clock, the lease and the client are doubles, because a real etcd gives no kn
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,11 +23,10 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import LARGEST, TOGETHER, Mailbox, Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult, decode, encode
+from pytest_nixl.etcd.transaction import KeyValue, RangeResult, TransactionResult, encode
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session import check_result
 
@@ -225,34 +222,18 @@ def roster(members: Sequence[tuple[str, str, int]], changes: int) -> KeyValue:
 
 
 def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
-    """The client is a double, with which the barrier is open and the roster is this one."""
-
-    def transaction(payload: object, *, repeatable: bool) -> dict[str, Any]:
-        items: list[dict[str, Any]] = [
-            {"key": encode(f"{ROOT}run/gate"), "value": encode(b'{"passed": 9}')},
-            {"key": encode(written.key), "value": encode(written.value), "mod_revision": 7},
-        ]
-        ranges = [{"response_range": {"kvs": [item]}} for item in items]
-        puts = [{"response_put": {}}, {"response_delete_range": {}}, {"response_range": {"count": 1}}]
-        return {"header": {"revision": "9"}, "succeeded": True, "responses": [*puts, *ranges]}
-
-    membership = registration(SimpleNamespace(transaction=transaction, lease=lambda ttl: SimpleNamespace(id=1, ttl=60)))
-    membership.grant(time.monotonic() + 60)
+    membership = registration()
     our_member = member(0, membership.token)
     roster_of_two = Roster.of(roster([our_member, member(1, "second")], 1))
     membership.accept(roster_of_two, 0, 5)
     for refused in (roster([our_member, member(1, "first")], 0), roster([member(0), member(1)], 2)):
-        written = refused
-        membership.barrier(1)
+        membership._take(refused)
         assert membership.members == roster_of_two.members
         assert membership.values.ignored == {
             f"{ROOT}run/frozen": "it is the roster of another run, or an older roster of this run"
         }
-    written = roster([our_member, member(1, "third")], 2)
-    membership.barrier(1)
+    membership._take(roster([our_member, member(1, "third")], 2))
     assert membership.members[1].token == "third"
-    with pytest.raises(AttributeError):  # the lease is a double, which cannot be ended
-        membership.leave()
 
 
 MANY = [Member(rank, *member(rank)) for rank in range(200)]
@@ -260,16 +241,6 @@ MANY = [Member(rank, *member(rank)) for rank in range(200)]
 
 def arrival(rank: int, value: bytes = b"") -> KeyValue:
     return KeyValue(f"{ROOT}arrived/000001/{rank:06d}", value, 1, 1, 1)
-
-
-@pytest.mark.parametrize("token", ["", "t"])
-def test_only_members_arrive_and_each_once(token: str) -> None:
-    values, prefix = GroupValues(ROOT, token), f"{ROOT}arrived/000001/"
-    members = [Member(rank, *member(rank)) for rank in range(3)]
-    items = [arrival(rank, values.arrival(arrival(rank).key, members[rank])) for rank in (0, 2)]
-    strangers = [arrival(7), arrival(1, values.arrival(arrival(1).key, members[0]))] if token else [arrival(7)]
-    arrived = values.arrived(RangeResult(9, (*items, *strangers)), prefix, members)
-    assert arrived == {0, 2}
 
 
 def test_a_key_is_ignored_once_and_not_too_many_are_remembered(caplog: pytest.LogCaptureFixture) -> None:
@@ -281,147 +252,18 @@ def test_a_key_is_ignored_once_and_not_too_many_are_remembered(caplog: pytest.Lo
     assert caplog.messages[0].startswith(f"the key '{arrival(0).key}' is ignored: ")
 
 
-class Mail:
-    """The mailbox of rank 0 of three, its client and its membership: doubles that keep what is sent and read."""
-
-    def __init__(self) -> None:
-        self.deleted: list[int] = []
-        self.sent: list[list[str]] = []
-        self.interrupted: list[BaseException] = []
-        self.read: list[tuple[int, str]] = []
-        self.failures: list[NixlPluginError] = []
-        #: The mail that comes: the end of each key, and its value; or the error that ends the reading.
-        self.mail: list[tuple[str, bytes] | Callable[[], None]] = []
-        self.values = GroupValues(ROOT)
-        membership = SimpleNamespace(
-            root=ROOT, rank=0, members=MANY[:3], values=self.values, lease=SimpleNamespace(id=7), follow=self.follow,
-            retry=self.retry,
-        )  # fmt: skip
-        self.box = Mailbox(
-            cast(EtcdClient, self), cast(Any, membership), handle=self.handle, failed=self.failures.append
-        )
-
-    def retry(self, ask: Callable[[], object], *_: object) -> object:
-        if self.interrupted:
-            raise self.interrupted.pop()
-        return ask()
-
-    def handle(self, sender: int, message: Message) -> None:
-        assert isinstance(message, WorkerLine)
-        self.read.append((sender, message.line))
-
-    def transaction(self, transaction: dict[str, Any], *, repeatable: bool = False) -> None:
-        if repeatable:  # a message may be written again after a lost answer
-            puts = [part["request_put"] for part in transaction["success"]]
-            assert {put["lease"] for put in puts} == {7}
-            self.sent.append([decode(put["key"]).decode().removeprefix(f"{ROOT}mail/") for put in puts])
-            return
-        self.deleted.append(sum("request_delete_range" in part for part in transaction["success"]))
-
-    def follow(self, client: object, watched: Watched, *, closed: object) -> Iterator[WatchEvent]:
-        assert (client, watched) == (self, Watched(f"{ROOT}mail/000000/", 1, prefix=True))
-        for mail in self.mail:
-            if callable(mail):
-                mail()
-            else:
-                item = KeyValue(f"{ROOT}mail/000000/{mail[0]}", mail[1], 1, 1, 1)
-                yield WatchEvent(item, deleted=False)
-                yield WatchEvent(KeyValue(item.key, b"", 0, 1, 0), deleted=True)
-
-    def read_all(self, *mail: tuple[str, bytes] | Callable[[], None]) -> None:
-        """Let the mailbox read this mail, and nothing more."""
-        self.mail = list(mail)
-        before = set(threading.enumerate())
-        self.box.open()
-        for thread in set(threading.enumerate()) - before:
-            thread.join(60)
-
-
-def sized(size: int) -> dict[str, Any]:
-    """Return a message that has this many bytes when it is sent."""
-    return {"worker": 1, "line": "x" * (size - len(b'{"worker":1,"line":""}'))}
-
-
-def line_of(size: int) -> bytes:
-    """Return such a message as it would be sent, if it were not too large."""
-    return json.dumps(sized(size), separators=(",", ":")).encode()
-
-
-def test_a_message_is_read_once_and_up_to_the_largest_size() -> None:
-    mail = Mail()
-    numbers = ((0, LARGEST), (0, 100), (1, LARGEST + 1), (1, 101), (1, 100), (3, 102), (2, 100))
-    strange = ("000003/000000000000", "000002/x", "000002", "000002/", "/000000000000")
-    wrong = (b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff")
-    mail.read_all(
-        *((f"000001/{number:012d}", line_of(size)) for number, size in numbers),
-        *((f"000001/{number:012d}", value) for number, value in enumerate(wrong, 4)),
-        ("000002/000000000001", line_of(103)),
-        *((key, line_of(100)) for key in strange),
-    )
-    assert mail.read == [(sender, sized(size)["line"]) for sender, size in ((1, LARGEST), (1, 101), (1, 102), (2, 103))]
-    ignored = {key.removeprefix(f"{ROOT}mail/000000/"): reason for key, reason in mail.values.ignored.items()}
-    assert list(ignored) == [*(f"000001/{number:012d}" for number in (1, 4, 5, 6, 7)), *strange]
-    assert {ignored[key] for key in strange} == {"it is not the key of a message from a rank of this group"}
-
-
-def test_a_thread_that_is_interrupted_leaves_its_messages_to_the_next_one() -> None:
-    mail = Mail()
-    mail.interrupted.append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        mail.box.send(1, sized(100))
-    mail.box.send_each({1: sized(100), 2: sized(100)})
-    first, second, other = "000001/000000/000000000000", "000001/000000/000000000001", "000002/000000/000000000000"
-    assert mail.sent == [[first, other], [second]]
-    mail.interrupted.append(NixlPluginError("etcd is gone"))
-    with pytest.raises(NixlPluginError, match="etcd is gone"):
-        mail.box.send(1, sized(100))
-    assert len(mail.sent) == 2
-
-
-def test_a_mailbox_deletes_what_it_has_read_once() -> None:
-    mail = Mail()
-    mail.read_all(*((f"000001/{number:012d}", line_of(100)) for number in range(2 * TOGETHER + 1)))
-    assert (len(mail.read), mail.deleted) == (2 * TOGETHER + 1, [TOGETHER, TOGETHER])
-    assert mail.values.ignored == {}
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(closed: bool) -> None:
-    mail, error = Mail(), NixlPluginError("etcd is gone")
-
-    def fail() -> None:
-        if closed:
-            mail.box.close()
-        raise error
-
-    mail.read_all(fail)
-    assert mail.failures == ([] if closed else [error])
-
-
-def test_what_follows_a_key_goes_on_after_its_last_event(clock: KnownClock) -> None:
-    """First comes what the keys show, and that known ones are gone. The etcd is a double, compacted up to 20."""
-    closed, opened = threading.Event(), list[list[int]]()
+def test_what_is_read_after_a_compaction_is_what_was_written_since_and_what_is_gone() -> None:
+    """The etcd is a double, compacted up to 20."""
     old, new, other = (
         {"key": encode(key), "mod_revision": revision} for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9))
     )
     listed = [{"response_range": {"kvs": keys}} for keys in ([old, new], [other])]
-
-    def watch(*watched: Watched, seconds: float) -> Iterator[WatchEvent]:
-        assert [(span.prefix, span.deletions) for span in watched] == [(True, False), (True, True)]
-        opened.append([span.since for span in watched])
-        if len(opened) == 3:
-            closed.set()
-        yield WatchEvent(KeyValue("r/c", b"", 1, 20 + 5 * len(opened), 1), deleted=False)
-
-    client: Any = SimpleNamespace(
-        watch=watch, transaction=lambda _: {"header": {"revision": "20"}, "succeeded": True, "responses": listed}
-    )
+    answer = {"header": {"revision": "20"}, "succeeded": True, "responses": listed}
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
-    events = list(registration().follow(client, *watched, closed=closed, known=["m/x", "m/gone"]))
-    assert [(event.item.key, event.item.mod_revision, event.deleted) for event in events] == [
-        ("r/b", 8, False), ("m/gone", 20, True), ("r/c", 25, False), ("r/c", 30, False),
-    ]  # fmt: skip
-    assert opened == [[21, 21], [26, 21], [31, 21]]
+    client: Any = SimpleNamespace(transaction=lambda _: answer)
+    rest, events = registration()._read_anew(client, watched, ["m/x", "m/gone"])
+    assert [span.since for span in rest] == [21, 21]
+    assert [(event.item.key, event.deleted) for event in events] == [("r/b", False), ("m/gone", True)]
 
 
 class WaitingClient:
@@ -459,6 +301,7 @@ def test_a_watch_tells_every_five_seconds_that_it_waits_and_less_often_in_a_larg
     intervals: list[float] = []
     assert len(list(membership.watch(Watched("k", 1), deadline=112.0, tick=lambda: intervals.append(clock.now)))) == 1
     assert intervals == times
+    assert membership.ttl == 1e9, "etcd may grant a longer lease than was requested"
     assert clock.now == 112.0
     assert sum(client.seconds) == 12.0
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 import requests
-from cryptography import x509
 from helpers.cli_run import eventually
 from helpers.etcd import separate_supervisor
 from helpers.namespaces import one_host, require_tools
@@ -74,7 +73,6 @@ class TestListen:
     @pytest.mark.parametrize(
         ("text", "expected", "everywhere"),
         [
-            ("0.0.0.0:23790", ListenAddress("0.0.0.0", 23790), True),
             (" 10.0.0.5:2379 ", ListenAddress("10.0.0.5", 2379), False),
             (":1", ListenAddress("0.0.0.0", 1), True),
             ("node-a.cluster:65535", ListenAddress("node-a.cluster", 65535), False),
@@ -89,7 +87,6 @@ class TestListen:
         ("text", "fault"),
         [
             ("", "'' names no port"),
-            ("node-a", "'node-a' names no port"),
             ("node-a:", "'node-a:' names no port"),
             ("node-a:x", "'node-a:x' has the port 'x', which is not a number"),
             ("0.0.0.0:0", "'0.0.0.0:0' has the port 0, which is not between 1 and 65535"),
@@ -132,29 +129,6 @@ class TestListen:
         )
         assert caught.value.remedy == ("on every rank run `pip install cryptography`, or give --nixl-etcd URL instead")
 
-    def test_the_strictest_reader_accepts_the_certificate(self, tmp_path: Path) -> None:
-        files = credentials(TOKEN, tmp_path)
-        certificate = x509.load_pem_x509_certificate(Path(files["cert"]).read_bytes())
-        certificate.verify_directly_issued_by(certificate)
-        context = ssl.create_default_context(cafile=files["cacert"])
-        context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
-        serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files["cacert"])
-        serving.verify_mode = ssl.CERT_REQUIRED
-        serving.verify_flags |= ssl.VERIFY_X509_STRICT
-        for side in (context, serving):
-            side.load_cert_chain(files["cert"], files["key"])
-        ours, theirs = socket.socketpair()
-
-        def serve_once() -> None:
-            with serving.wrap_socket(theirs, server_side=True) as served:
-                served.sendall(b"in")
-
-        with ours, theirs, ThreadPoolExecutor() as pool:
-            done = pool.submit(serve_once)
-            with context.wrap_socket(ours, server_hostname=files["server_name"]) as asking:
-                assert asking.recv(2) == b"in"
-            done.result()
-
 
 class TestServe:
     def test_without_a_token_any_client_may_use_it(self, own_client: SupervisorClient) -> None:
@@ -166,13 +140,11 @@ class TestServe:
             assert server.describe().endswith(f"at http://localhost:{port}")
             with connect(parse_endpoints(server.endpoint)) as client:
                 client.put("/x", b"1")
-            with server.client() as client:
-                assert client.get("/x") == b"1"
         finally:
             server.discard()
         assert not list(own_client.directory.glob(f"{server.name}*"))
 
-    def test_with_a_token_only_the_ranks_may_use_it_also_after_a_restart(self, serve: Serve, tmp_path: Path) -> None:
+    def test_with_a_token_the_ranks_may_use_it_also_after_a_restart(self, serve: Serve, tmp_path: Path) -> None:
         server = serve(TOKEN)
         endpoint = server.endpoint
         with server.client() as client:
@@ -181,15 +153,14 @@ class TestServe:
             server.restart()
             assert client.get("/x") == b"1"
         assert server.endpoint == endpoint
-        with connect(parse_endpoints(endpoint), **credentials(TOKEN, tmp_path)) as client:
+        files = credentials(TOKEN, tmp_path)
+        with connect(parse_endpoints(endpoint), **files) as client:
             assert client.get("/x") == b"1"
-        with connect(parse_endpoints(endpoint), **credentials("another", tmp_path)) as client:
-            with pytest.raises(EtcdError) as caught:
-                client.put("/x", b"2")
-        assert caught.value.cause == "untrusted"
-        with pytest.raises(EtcdError) as caught:
-            wait_for_etcd(endpoint.replace("https", "http"), 60, {})
-        assert caught.value.cause == "tls-server"
+        context = ssl.create_default_context(cafile=files["cacert"])
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+        context.load_cert_chain(files["cert"], files["key"])
+        with context.wrap_socket(socket.socket(), server_hostname=files["server_name"]) as strict:
+            strict.connect(("127.0.0.1", server.client_port))
 
     def test_a_stranger_gets_no_answer_to_anything(self, serve: Serve, tmp_path: Path) -> None:
         server, other = serve(TOKEN), credentials("another", tmp_path)
@@ -294,23 +265,12 @@ class TestWait:
     def test_a_rank_waits_for_a_late_rank_0(self, serve: Serve, own_client: SupervisorClient) -> None:
         (port,) = free_ports(1)
         certificates = credentials(TOKEN, own_client.directory)
-        requested = threading.Event()
-        outcome: list[str] = []
-
-        def wait() -> None:
-            requested.set()
-            try:
-                wait_for_etcd(f"https://127.0.0.1:{port}", 120, certificates)
-                outcome.append("in")
-            except EtcdError as error:
-                outcome.append(str(error))
-
-        other = threading.Thread(target=wait)
-        other.start()
-        assert requested.wait(60)
-        serve(TOKEN, port)
-        other.join(180)
-        assert outcome == ["in"]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(wait_for_etcd, f"https://127.0.0.1:{port}", 120, certificates)
+            wait([waiting], 0.2)
+            assert not waiting.done()
+            serve(TOKEN, port)
+            waiting.result(180)
 
     def test_an_etcd_that_never_starts_is_reported_after_the_timeout(self) -> None:
         [port] = free_ports(1)
@@ -361,8 +321,8 @@ class TestWait:
         with pytest.raises(EtcdError) as caught:
             wait_for_etcd(url, 1, {}, waiting=lines.append)
         last = f"etcd at {url}: the name 'no-such-host.invalid' does not resolve"
-        wait = f"waiting for the etcd that rank 0 serves at {url}; [01] s of 1 s; last attempt: {last}"
-        assert re.fullmatch(wait, lines[0])
+        sentence = f"waiting for the etcd that rank 0 serves at {url}; [01] s of 1 s; last attempt: {last}"
+        assert re.fullmatch(sentence, lines[0])
         assert caught.value.reason == (
             f"the host in {url}, where rank 0 serves the etcd (--nixl-etcd-listen), did not resolve within 1 s"
         )
@@ -376,17 +336,13 @@ class TestWait:
         server = serve(TOKEN)
         wait_for_etcd(server.endpoint, 60, credentials(TOKEN, tmp_path))
         assert refusals(server) == 0
-        for count, wrong in enumerate(("another", "")):
+        for wrong in ("another", ""):
             endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
             with pytest.raises(EtcdError, match="group token"):
                 wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
-            assert eventually(partial(_more_refusals, server, count))
+        assert eventually(lambda: refusals(server) >= 2)
         server.discard()
         assert refusals(server) == 0, "an etcd that is gone says nothing"
-
-
-def _more_refusals(server: EmbeddedServer, than: int) -> bool:
-    return refusals(server) > than
 
 
 def test_the_address_of_the_default_route_comes_first() -> None:
@@ -412,10 +368,8 @@ def test_this_host_can_listen_on_its_own_address() -> None:
 @pytest.mark.parametrize(
     ("addresses", "address"),
     [
-        ({"lo": ["127.0.0.1/8", "::1/128"], "eth0": ["fe80::1/64", "10.0.0.5/24"]}, "10.0.0.5"),
-        ({"eth0": ["10.0.0.5/24"], "eth1": ["10.0.1.5/24"]}, "10.0.0.5"),
+        ({"lo": ["127.0.0.1/8"], "eth0": ["fe80::1/64", "10.0.0.5/24"], "eth1": ["10.0.1.5/24"]}, "10.0.0.5"),
         ({"lo": ["127.0.0.1/8"]}, "127.0.0.1"),
-        ({}, "127.0.0.1"),
     ],
 )
 def test_a_host_without_a_route_has_the_address_of_its_first_interface(
@@ -443,11 +397,8 @@ class TestFind:
         ("etcd", "listen", "placement", "environ", "expected"),
         [
             ("http://e:2379", ALL, SLURM, MASTER, "http://e:2379"),
-            ("http://e:2379", None, None, {}, "http://e:2379"),
             ("", ALL, SLURM, MASTER, "http://10.0.0.1:12379"),
             ("", ALL, SLURM, {}, "http://n07:12379"),
-            ("", ALL, None, MASTER, "http://10.0.0.1:12379"),
-            ("", ListenAddress("node-a", 2379), INDEXED, {}, "http://node-a:2379"),
             ("", ListenAddress("node-a", 2379), SLURM, MASTER, "http://node-a:2379"),
         ],
     )

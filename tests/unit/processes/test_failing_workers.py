@@ -6,7 +6,6 @@ The process is a double, because no real one fails in each of these ways; ``test
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -196,30 +195,12 @@ def test_an_error_of_a_worker_has_its_reason_its_remedy_and_the_last_lines(
     assert double.alive is ("error" in answer), "only a worker that cannot be understood is ended"
 
 
-@pytest.mark.parametrize(
-    ("command", "result", "reason"),
-    [
-        ("read", 7, "it is 7: expected bytes"),
-        (
-            "measure",
-            {
-                "corruption": None,
-                "windows": [0.1],
-                "transfers": [1, 1],
-                "latencies": [],
-                "counted": [],
-                "contention": 0,
-            },
-            "it does not contain one number of transfers for each window",
-        ),
-    ],
-)
-def test_an_answer_of_another_form_ends_the_worker(make: Make, command: str, result: object, reason: str) -> None:
-    worker, double = make({"number": 2, "result": result})
+def test_an_answer_of_another_form_ends_the_worker(make: Make) -> None:
+    worker, double = make({"number": 2, "result": 7})
     with pytest.raises(WorkerError) as caught:
-        worker.call(command)
-    sentence = f"{NAME} sent an answer to '{command}' that this version does not allow, and was ended: {reason}"
-    assert (caught.value.reason, double.alive) == (sentence, False)
+        worker.call("read")
+    reason = "sent an answer to 'read' that this version does not allow, and was ended: it is 7: expected bytes"
+    assert (caught.value.reason, double.alive) == (f"{NAME} {reason}", False)
 
 
 LOOK_BELOW = "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
@@ -241,8 +222,6 @@ NO_THREAD = "pthread_create() failed: Resource temporarily unavailable"
         ({"code": 1, "output": NO_THREAD}, {"shortage": ("no shm", "mount it")},
          "ended with exit code 1 during 'run': no shm", "mount it", f"its last lines:\n  | {NO_THREAD}"),
         ({"code": -6, "output": NO_THREAD}, {}, "was ended by SIGABRT during 'run': no thread", "end others",
-         f"its last lines:\n  | {NO_THREAD}"),
-        ({"code": -6, "output": NO_THREAD, "here": False}, {}, "was ended by SIGABRT during 'run'", LOOK_BELOW,
          f"its last lines:\n  | {NO_THREAD}"),
         ({"code": -6, "output": FLUSHED}, {},
          "was ended by SIGABRT during 'run': rxe1 went down or was removed, and UCX aborts then", PORT_REMEDY,
@@ -285,7 +264,6 @@ def test_a_worker_that_died_is_named_with_the_limit_that_ended_it(
 @pytest.mark.parametrize(
     ("output", "last_line"),
     [
-        ("", ""),
         ("I0101 10:00:00 a\n", ""),
         *[
             (f"I0101 10:00:00 first\n  it has no Fatal Python error and no == backtrace \n{crash}\nafter it\n",
@@ -320,7 +298,6 @@ def test_telling_leaves_out_tables_and_lines_without_a_warning() -> None:
         ("run", "running", False, "answer 'run'", ""),
         ("hello", "sleeping", True, "start (import NIXL)", "--nixl-start-timeout"),
         ("create_agent", "sleeping", True, "create its agent", "--nixl-start-timeout"),
-        ("create_agent", "stopped by a debugger", False, "create its agent", ""),
     ],
 )
 def test_a_worker_that_misses_its_deadline_shows_its_stacks_and_is_ended(
@@ -388,7 +365,6 @@ def test_a_worker_whose_ucx_tries_endlessly_to_lock_memory_is_ended_before_its_d
 @pytest.mark.parametrize(
     ("command", "arguments", "step"),
     [
-        ("run", {"agent": 1}, "'run'"),
         ("call", {"agent": 1, "method": "get_plugin_list"}, "'get_plugin_list' of agent 'a'"),
         ("call", {"agent": 2, "method": "get_plugin_list"}, "'get_plugin_list' of agent 'b'"),
         ("call", {"agent": 9, "method": "get_plugin_list"}, "'get_plugin_list'"),
@@ -397,7 +373,6 @@ def test_a_worker_whose_ucx_tries_endlessly_to_lock_memory_is_ended_before_its_d
         ("add_agents", {"agent": 1}, "'add_remote_agent' of agent 'a'"),
         ("register", {"agent": 1}, "'register_memory' of agent 'a'"),
         ("row_prepare", {"agent": 1}, "'initialize_xfer' of agent 'a'"),
-        ("row_prepare", {}, "'initialize_xfer'"),
     ],
 )
 def test_a_step_is_named_by_the_method_of_nixl_and_the_agent(
@@ -410,31 +385,29 @@ def test_a_step_is_named_by_the_method_of_nixl_and_the_agent(
 
 
 @pytest.mark.parametrize(
-    ("names", "alive", "owner", "to"),
+    ("names", "alive", "method", "owner"),
     [
-        (["b", "c"], False, f"agents 'b', 'c' ({NAME.replace('3', '4')}, which has ended)", "agents 'b', 'c'"),
-        (["b"], True, f"agent 'b' ({NAME.replace('3', '4')})", "agent 'b'"),
-        ([], True, f"a worker without an agent ({NAME.replace('3', '4')})", "a worker without an agent"),
+        (["b", "c"], False, {"method": "initialize"}, "agents 'b', 'c'"),
+        (["b"], True, {}, "agent 'b'"),
+        ([], True, {}, "a worker without an agent"),
     ],
 )
-@pytest.mark.parametrize(
-    ("command", "method", "step"), [("call", {"method": "initialize"}, "initialize"), ("run", {}, "run")]
-)
 def test_an_object_of_another_worker_is_refused_with_both_workers(
-    make: Make, names: list[str], alive: bool, owner: str, to: str, command: str, method: dict[str, str], step: str
+    make: Make, names: list[str], alive: bool, method: dict[str, str], owner: str
 ) -> None:
     (worker, _), (other, double) = make(), make(rank=4, alive=alive)
     worker.agent_names[1] = "a"
     other.agent_names.update(enumerate(names))
     with pytest.raises(WorkerError) as caught:
-        worker.call(command, seconds=60.0, **method, arguments=[Ref(5, "buffer", other)])
+        worker.call("run", seconds=60.0, **method, arguments=[Ref(5, "buffer", other)])
+    step, process = method.get("method", "run"), other.name if alive else f"{other.name}, which has ended"
     assert caught.value.reason == (
-        f"'{step}' of agent 'a' ({NAME}) was given a buffer of {owner}, and an object can be used only in its own "
-        "worker"
+        f"'{step}' of agent 'a' ({NAME}) was given a buffer of {owner} ({process}), and an object can be used only in "
+        "its own worker"
     )
     assert caught.value.remedy == (
-        f"give it to {to}; for another worker, create one there: descriptors of remote memory are created by the agent "
-        "that transfers"
+        f"give it to {owner}; for another worker, create one there: descriptors of remote memory are created by the "
+        "agent that transfers"
     )
     assert worker.alive
     assert double.log == []
@@ -529,7 +502,7 @@ def test_a_worker_that_serves_is_cancelled_when_the_others_have_answered(make: M
 
 
 def test_the_deadline_of_a_request_is_that_of_its_step(make: Make) -> None:
-    worker, process = make()
+    worker, _ = make()
     worker.timeout, worker.start_timeout = 5.0, 60.0
     before = time.monotonic()
     seconds = [
@@ -537,6 +510,3 @@ def test_the_deadline_of_a_request_is_that_of_its_step(make: Make) -> None:
     ]
     assert [pending.seconds for pending in seconds] == [5.0, 60.0, 9.0]
     assert all(before < pending.deadline - pending.seconds <= time.monotonic() for pending in seconds)
-    assert [decode(line)["number"] for line in process.far_end.recv(1 << 20).splitlines()] == [1, 2, 3, 4]
-    assert worker.fileno() == process.channel.fileno()
-    assert os.getpid() != worker.pid
