@@ -16,14 +16,6 @@ LAYOUT = KvLayout(tensors=6, blocks=10, block_bytes=64)
 ORDER = BlockOrder.SCATTERED
 
 
-def test_each_descriptor_is_one_block_of_one_tensor() -> None:
-    numbers = LAYOUT.descriptors(np.array([7, 0], dtype=np.int32))
-    assert numbers.tolist() == [7, 0, 17, 10, 27, 20, 37, 30, 47, 40, 57, 50]
-    assert [number * LAYOUT.block_bytes for number in numbers[:4]] == [
-        LAYOUT.offset(0, 7), LAYOUT.offset(0, 0), LAYOUT.offset(1, 7), LAYOUT.offset(1, 0),
-    ]  # fmt: skip
-
-
 def test_a_tensor_is_named_by_its_layer() -> None:
     assert [LAYOUT.name(tensor) for tensor in (0, 1, 5)] == ["layer 0 K", "layer 0 V", "layer 2 V"]
     assert KvLayout(3, 1, 8, per_layer=1).name(2) == "layer 2"
