@@ -41,7 +41,7 @@ def test_the_command_line_is_the_row_and_the_users_flags() -> None:
         ({}, {}, {"num_iter": "1008", "warmup_iter": "16", "pipeline_depth": None}),
         ({}, {"warmup": 17}, {"warmup_iter": "32"}),
         ({"block": 2 * MIB}, {}, {"num_iter": f"{256 * 16}", "total_buffer_size": f"{4 * MIB}"}),
-        ({"block": 512 * MIB}, {}, {"num_iter": f"{16 * 16}", "warmup_iter": f"{16 * 16}"}),
+        ({"block": 1024 * MIB}, {}, {"num_iter": f"{16 * 16}", "warmup_iter": f"{16 * 16}"}),
         ({"block": MIB}, {"iterations": 16}, {"num_iter": "16", "total_buffer_size": f"{2 * MIB}"}),
         ({"depth": 9}, {}, {"pipeline_depth": "9", "total_buffer_size": f"{2 * MIB}"}),
         ({}, {"more": ("--num_target_dev=8", "--num_initiator_dev=2")}, {"total_buffer_size": f"{8 * MIB}"}),
