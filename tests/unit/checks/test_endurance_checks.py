@@ -62,64 +62,53 @@ def test_a_backend_that_cannot_connect_again_has_no_cycle_of_connections() -> No
         ("agent", [0], "VRAM", True, 768),
         ("agent", [0], "DRAM", False, 768 + 18 * 48),
         ("agent", [], "VRAM", False, 768),
-        ("transfer", [0], "VRAM", False, 512),
+        ("publication", [0], "VRAM", False, CYCLES["publication"].heap),
     ],
 )
-@pytest.mark.parametrize("published", [False, True])
 def test_a_cycle_runs_in_its_worker_and_agents_beside_a_gpu_have_its_context_or_another_limit(
     cycle: str,
     devices: list[int],
     memory: str,
     activated: bool,
     heap: int,
-    published: bool,
     make_settings: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    agents, usual_agent, publisher, endurance_type = MagicMock(), MagicMock(), MagicMock(), MagicMock()
-    agents.return_value.__enter__.return_value.start.return_value = usual_agent
-    monkeypatch.setattr(conftest, "Agents", agents)
-    monkeypatch.setattr(conftest, "Endurance", endurance_type)
-    endure, judge = MagicMock(return_value="figures"), MagicMock(return_value="judged")
-    monkeypatch.setattr(conftest, "endure", endure)
-    monkeypatch.setattr(conftest, "judge_endurance", judge)
+    doubles = {name: MagicMock() for name in ("Agents", "Endurance", "endure", "judge_endurance")}
+    for name, double in doubles.items():
+        monkeypatch.setattr(conftest, name, double)
+    agents, endurance, endure, judge = doubles.values()
     memories = MemoryPair("DRAM", "DRAM"), MemoryPair("DRAM", memory)
-    settings = make_settings(
-        duration=7.0, backend=("LIBFABRIC", "UCX"), memory=memories if published else memories[::-1]
-    )
-    record, profile = MagicMock(return_value="recorded"), SimpleNamespace(bounds=("bound",))
+    settings = make_settings(duration=7.0, backend=("LIBFABRIC", "UCX"), memory=memories)
+    record, profile, namespace = MagicMock(), SimpleNamespace(bounds=("bound",)), MagicMock(seconds=60.0)
+    published = cycle == "publication"
+    start = agents.return_value.__enter__.return_value.start
+    agent = MagicMock() if published else start.return_value
+    namespace.name, namespace.start.return_value = "/a", [agent]
+    agent.worker.name, agent.worker.call.return_value = "rank 0", {"devices": devices}
     endured = value_of(
         conftest.endured, ExitStack(), nixl_settings=settings, agent_backend="UCX", profile=profile,
         record_figures=record,
     )  # fmt: skip
-    namespace = MagicMock(seconds=60.0)
-    namespace.name, namespace.start.return_value = "/a", [publisher]
-    agent = publisher if published else usual_agent
-    agent.worker.call.return_value = {"devices": devices}
-    agent.worker.name = "rank 0"
-    assert endured(cycle, *[namespace] * published) == ("figures", "judged")
+    assert endured(cycle, *[namespace] * published) == (endure.return_value, judge.return_value)
     kind = replace(CYCLES[cycle], heap=heap)
-    ((given_agent, given_kind, backend, duration, wait),) = (start.args for start in endurance_type.call_args_list)
-    assert (given_agent, given_kind, backend, duration) == (agent, kind, "UCX", 7.0)
+    *given, wait = endurance.call_args.args
+    assert given == [agent, kind, "UCX", 7.0]
     assert agents.call_args.args[1].backend == ("UCX",)
-    endure.assert_called_once_with(endurance_type.return_value, ("bound",))
-    record.assert_called_once_with("figures", kind.limits)
-    judge.assert_called_once_with("recorded", endurance_type.return_value)
-    device_calls = [call("devices")] * (cycle == "agent")
-    assert (
-        agent.worker.call.mock_calls[: len(device_calls) + activated]
-        == device_calls + [call("activate", device=0)] * activated
-    )
-    assert call("activate", device=0) not in agent.worker.call.mock_calls[len(device_calls) + activated :]
+    endure.assert_called_once_with(endurance.return_value, ("bound",))
+    record.assert_called_once_with(endure.return_value, kind.limits)
+    judge.assert_called_once_with(record.return_value, endurance.return_value)
+    activations = [made for made in agent.worker.call.mock_calls if made.args == ("activate",)]
+    assert activations == [call("activate", device=0)] * activated
     if not published:
-        agents.return_value.__enter__.return_value.start.assert_called_once_with(progress_thread=None)
+        start.assert_called_once_with(progress_thread=None)
         assert wait is None
         return
     namespace.start.assert_called_once_with("publisher")
     namespace.key.return_value = "/a/key"
     namespace.client.get.side_effect = [None, b"published"]
     assert wait("a label") == namespace.client.count_prefix.return_value
-    namespace.key.assert_called_once_with(publisher, "a label")
+    namespace.key.assert_called_once_with(agent, "a label")
     assert namespace.client.get.mock_calls == [call("/a/key")] * 2
     namespace.client.count_prefix.assert_called_once_with("/a/")
     namespace.client.get.side_effect, namespace.seconds = lambda _: None, 0.01

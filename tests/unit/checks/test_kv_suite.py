@@ -10,9 +10,10 @@ from typing import Any
 from unittest.mock import MagicMock, call
 
 import pytest
-from helpers.suite_calls import conclusion_of, value_of
+from helpers.suite_calls import conclusion_of, ending_of, value_of
 
 from pytest_nixl.checks.kv_cache.check import EXTENDED_WAYS, STANDARD_WAYS, KvRequestKind
+from pytest_nixl.checks.kv_cache.storage import stored_kinds
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
@@ -56,23 +57,20 @@ def test_each_combination_is_measured_one_pair_of_ranks_after_another(
         for op in ("WRITE", "READ")
         for method in ways
     ]  # fmt: skip
-    run.usable = False
-    assert generated(conftest, argument, run, monkeypatch) == [None]
-    run = SimpleNamespace(settings=make_settings(backend=("POSIX",)), placement=run.placement, usable=True)
-    assert generated(conftest, argument, run, monkeypatch) == [None]
+    assert generated(test_storage, "stored_kind", run, monkeypatch) == list(stored_kinds(settings))
 
 
-def test_each_backend_of_storage_is_measured(
-    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "argument", "backend"), [(conftest, "kv_kind", "UCX"), (test_storage, "stored_kind", "POSIX")]
+)
+def test_without_such_a_backend_or_a_usable_run_nothing_is_measured(
+    module: Any, argument: str, backend: str, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for backend, usable, count in (("POSIX", True, 2), ("POSIX", False, 0), ("UCX", True, 0)):
-        run = SimpleNamespace(settings=make_settings(backend=(backend,), op=("WRITE", "READ")), usable=usable)
-        values = generated(test_storage, "stored_kind", run, monkeypatch)
-        assert [value and value.op for value in values] == (["WRITE", "READ"] if count else [None])
-    metafunc = MagicMock(fixturenames=["another"])
-    test_storage.pytest_generate_tests(metafunc)
-    conftest.pytest_generate_tests(metafunc)
-    metafunc.parametrize.assert_not_called()
+    other = {"UCX": "POSIX", "POSIX": "UCX"}[backend]
+    for name, usable in ((other, True), (backend, False)):
+        settings, placement = make_settings(backend=(name,)), SimpleNamespace(pairs=((0, 1),))
+        run = SimpleNamespace(settings=settings, placement=placement, usable=usable)
+        assert generated(module, argument, run, monkeypatch) == [None]
 
 
 def test_requests_are_measured_in_turn_only_with_another_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,31 +90,22 @@ def test_requests_are_measured_in_turn_only_with_another_image(monkeypatch: pyte
     assert run.record.other_versions == {"nixl": "1.4.1"}
 
 
+@pytest.mark.parametrize("image", [None, SimpleNamespace(prefix=("docker", "run"))])
 def test_workers_of_both_images_end_with_the_run(
-    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    image: Any, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launches_type = MagicMock()
-    monkeypatch.setattr(conftest, "KvLaunches", launches_type)
+    launches = MagicMock()
+    monkeypatch.setattr(conftest, "KvLaunches", launches)
     monkeypatch.setattr(conftest, "LocalHost", lambda keeper, rank, prefix: (rank, prefix))
-    for image, hosts in ((None, ["a", "b"]), (SimpleNamespace(prefix=("docker", "run")), None)):
-        settings = make_settings(compare_image=image)
-        with ExitStack() as stack:
-            ours = value_of(
-                conftest.kv_launches, stack, nixl_cluster=SimpleNamespace(hosts=hosts), nixl_settings=settings
-            )
-            assert (ours, launches_type.call_args) == (launches_type.return_value, call(hosts, settings))
-            launches_type.reset_mock()
-            other = value_of(conftest.other_kv_launches, stack, nixl_settings=settings)
-            if image is None:
-                assert (other, launches_type.call_count) == (None, 0)
-            else:
-                prefix = ("docker", "run")
-                assert (other, launches_type.call_args) == (
-                    launches_type.return_value,
-                    call([(0, prefix), (1, prefix)], settings),
-                )
-            launches_type.return_value.close.assert_not_called()
-        assert launches_type.return_value.close.call_count == (1 if image is None else 2)
+    settings, cluster = make_settings(compare_image=image), SimpleNamespace(hosts=["a", "b"])
+    with ExitStack() as stack:
+        ours = value_of(conftest.kv_launches, stack, nixl_cluster=cluster, nixl_settings=settings)
+        other = value_of(conftest.other_kv_launches, stack, nixl_settings=settings)
+        assert (ours, other) == (launches.return_value, launches.return_value if image else None)
+        launches.return_value.close.assert_not_called()
+    of_image = [call([(rank, image.prefix) for rank in range(2)], settings)] if image else []
+    assert launches.call_args_list == [call(["a", "b"], settings), *of_image]
+    assert launches.return_value.close.call_count == len(launches.call_args_list)
 
 
 @pytest.mark.parametrize("corruption", [None, "wrong"])
@@ -186,25 +175,16 @@ def test_posts_of_each_backend_and_operation_are_judged_together(
     make_settings: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    measure, judge = MagicMock(side_effect=lambda *arguments: arguments), MagicMock(return_value=PASSED)
-    monkeypatch.setattr(test_post, "measure_posts", measure)
+    judge = MagicMock(return_value=PASSED)
+    monkeypatch.setattr(test_post, "measure_posts", lambda *arguments: arguments)
     monkeypatch.setattr(test_post, "judge_posts", judge)
-    settings = make_settings(backend=backends, op=("WRITE", "READ"))
-    arguments: dict[str, Any] = {
-        "nixl_run": SimpleNamespace(placement=SimpleNamespace(pairs=pairs)),
-        "nixl_cluster": SimpleNamespace(hosts=["a", "b", "c"]),
-        "nixl_settings": settings,
-    }
-    check = test_post.test_a_post_of_many_descriptors_takes_no_longer_for_each
+    settings, run = make_settings(backend=backends, op=("WRITE", "READ")), MagicMock()
+    run.placement.pairs = pairs
+    arguments = {"nixl_run": run, "nixl_cluster": SimpleNamespace(hosts=["a", "b", "c"]), "nixl_settings": settings}
+    ending = ending_of(test_post.test_a_post_of_many_descriptors_takes_no_longer_for_each, **arguments)
     if len(backends) == 1:
-        with pytest.raises(NotApplicableError, match=r"^no requested backend moves bytes between two agents"):
-            conclusion_of(check, **arguments)
+        assert ending.startswith("NotApplicableError: no requested backend moves bytes between two agents")
         return
-    assert conclusion_of(check, **arguments) == "PASS: requests"
-    judge.assert_called_once_with(
-        {
-            f"{backend} {op}": (["b", "c"], settings, backend, op)
-            for backend in ("UCX", "LIBFABRIC")
-            for op in ("WRITE", "READ")
-        }
-    )
+    assert ending == "PASS: requests"
+    links = [(backend, op) for backend in ("UCX", "LIBFABRIC") for op in ("WRITE", "READ")]
+    judge.assert_called_once_with({f"{backend} {op}": (["b", "c"], settings, backend, op) for backend, op in links})

@@ -38,7 +38,6 @@ def unmeasured(number: int, parent: int, *, pid: int = 8) -> UnmeasuredProcess:
     [
         ({}, None),
         (ON, 9090),
-        ({**ON, "NIXL_TELEMETRY_PROMETHEUS_PORT": "19090"}, 19090),
         ({**ON, "NIXL_TELEMETRY_ENABLE": " TRUE ", "NIXL_TELEMETRY_PROMETHEUS_PORT": "65535"}, 65535),
         ({**ON, "NIXL_TELEMETRY_ENABLE": "no"}, None),
         ({**ON, "NIXL_TELEMETRY_EXPORTER": "prometheus_mp"}, None),
@@ -48,7 +47,7 @@ def test_the_port_is_that_of_a_deployment_with_the_exporter(environ: dict[str, s
     assert deployment_port(environ) == port
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "65536", "9" * 5000, "٣", "9090\x1b[31m"])
+@pytest.mark.parametrize("text", ["", "-1", "0", "65536", "9" * 5000, "٣", "9090\x1b[31m"])
 def test_what_is_not_a_port_is_one_sentence(text: str) -> None:
     with pytest.raises(NixlPluginError, match="is not a port") as refused:
         deployment_port({**ON, "NIXL_TELEMETRY_PROMETHEUS_PORT": text})

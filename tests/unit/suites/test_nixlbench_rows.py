@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock, call
+from unittest.mock import ANY, MagicMock, call
 
 import pytest
 from helpers.suite_calls import conclusion_of, value_of
@@ -23,49 +23,33 @@ from suites.bandwidth import test_nixlbench
 JUDGED = Judgement(Verdict.WARN, "reason")
 
 
-@pytest.mark.parametrize(
-    ("blocks", "flags", "rows"),
-    [
-        (
-            (4096, 512, 1 << 20, 64, 65536),
-            ("--mode=MG",),
-            ["64B-batch1", "64B-batch4", "4KiB-batch1", "4KiB-batch4", "1MiB-batch1", "1MiB-batch4"],
-        ),
-        ((4096,), (), ["4KiB-batch1", "4KiB-batch4"]),
-    ],
-)
 def test_nixlbench_measures_three_sizes_of_each_link_once(
-    blocks: tuple[int, ...],
-    flags: tuple[str, ...],
-    rows: list[str],
-    make_settings: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links that differ only in how their agents are created are one."""
     link = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1)
-    links = [link, replace(link, variant=(("progress-thread", "on"),)), replace(link, op="READ", pair=(2, 3))]
-    settings = make_settings(blocks=blocks, batch=(1, 4), depth=(2,), nixlbench_args=flags)
+    other = replace(link, op="READ", pair=(2, 3))
+    blocks = (4096, 512, 1 << 20, 64, 65536)
+    settings = make_settings(blocks=blocks, batch=(1, 4), depth=(2,), nixlbench_args=("--mode=MG",))
+    links = [link, replace(link, variant=(("progress-thread", "on"),)), other]
     run = SimpleNamespace(usable=True, settings=settings, links=links)
     monkeypatch.setattr(test_nixlbench, "Run", SimpleNamespace(of=lambda config: run))
-
-    def parameters() -> list[tuple[str, Any]]:
-        metafunc = MagicMock()
-        test_nixlbench.pytest_generate_tests(metafunc)
-        ((name, values),) = (parametrized.args for parametrized in metafunc.parametrize.call_args_list)
-        assert name == "program_row"
-        return [(metafunc.parametrize.call_args.kwargs["ids"](value), value) for value in values]
-
-    names, keys = zip(*parameters(), strict=True)
-    texts = [f"{text}-depth2" for text in rows]
-    assert [*names] == [f"UCX-{kind}-{text}" for kind in ("WRITE-DRAM:DRAM", "READ-DRAM:DRAM-2:3") for text in texts]
-    program = "nixlbench[MG1x1]" if flags else "nixlbench"
-    assert [str(key) for key in keys] == [
-        f"{program}:UCX/{kind[0]}/DRAM:DRAM/{text.replace('-', '/')}/{kind[1]}"
-        for kind in (("WRITE", "0-1"), ("READ", "2-3"))
-        for text in texts
+    metafunc = MagicMock()
+    test_nixlbench.pytest_generate_tests(metafunc)
+    keys = [
+        replace(kind, block=block, batch=batch, depth=2).measured_by("nixlbench[MG1x1]")
+        for kind in (link, other)
+        for block in (64, 4096, 1 << 20)
+        for batch in (1, 4)
     ]
+    metafunc.parametrize.assert_called_once_with("program_row", keys, ids=ANY)
+    name_of = metafunc.parametrize.call_args.kwargs["ids"]
+    assert name_of(keys[0]) == "UCX-WRITE-DRAM:DRAM-64B-batch1-depth2"
+    assert name_of(keys[-1]) == "UCX-READ-DRAM:DRAM-2:3-1MiB-batch4-depth2"
     run.usable = False
-    assert parameters() == [("unknown", None)]
+    test_nixlbench.pytest_generate_tests(metafunc)
+    assert metafunc.parametrize.call_args.args == ("program_row", [None])
+    assert name_of(None) == "unknown"
 
 
 def test_the_nixlbench_of_a_run_ends_with_it_and_its_rows_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +67,10 @@ def test_the_nixlbench_of_a_run_ends_with_it_and_its_rows_are_recorded(monkeypat
     samples, summary = MagicMock(), MagicMock()
     for judged in (JudgedRow(JUDGED, samples, None, ("first", "second")), JudgedRow(JUDGED, None, summary)):
         record(judged, {"flags": "-x"})
-    assert run.record.mock_calls == [call.note("first", "second"), call.note()]
     rows.record.assert_not_called()
     record(JudgedRow(JUDGED, samples, summary), {"flags": "-x"})
     rows.record.assert_called_once_with(samples, summary=summary, more={"flags": "-x"})
+    assert run.record.mock_calls[0] == call.note("first", "second")
 
 
 def test_a_row_of_nixlbench_ends_as_it_is_judged_unless_there_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,13 +84,8 @@ def test_a_row_of_nixlbench_ends_as_it_is_judged_unless_there_is_an_obstacle(mon
     assert program.mock_calls == [call.obstacle("a row")]
     program.obstacle.return_value = None
     assert conclusion_of(check, record_program=record, **arguments) == "WARN: reason"
-    assert program.mock_calls[1:] == [
-        call.obstacle("a row"),
-        call.run("a row"),
-        call.plain("a row"),
-        call.line_rates("a row"),
-        call.described("a row"),
-    ]
+    for method in (program.run, program.plain, program.line_rates, program.described):
+        method.assert_called_once_with("a row")
     judge.assert_called_once_with(
         program.run.return_value, program.plain.return_value, "a row", "profile", program.line_rates.return_value
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,15 +20,8 @@ from helpers.suite_calls import conclusion_of, ending_of, value_of
 from pytest_nixl.checks.rank_race.orders import TriedOrders
 from pytest_nixl.checks.rank_race.race import Amplified
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from suites.rank_race import conftest, test_nixlbench, test_this_run
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
 
 # Fixtures
 
@@ -41,9 +34,8 @@ def test_claimants_and_the_proxy_end_with_the_test(monkeypatch: pytest.MonkeyPat
     claimants = race_type.return_value.claimants = [MagicMock(), MagicMock()]
     server = SimpleNamespace(endpoint="http://a:1", server="server", client="client")
     with ExitStack() as stack:
-        opened = value_of(conftest.race, stack, nixl_private_etcd=server)
+        assert value_of(conftest.race, stack, nixl_private_etcd=server) is race_type.return_value
         path = proxy.return_value.__enter__.return_value
-        assert opened is race_type.return_value
         race_type.assert_called_once_with("server", "client", path, "/pytest-nixl/abababababababab/")
         proxy.assert_called_once_with("http://a:1")
         assert not any(claimant.close.called for claimant in claimants)
@@ -53,43 +45,35 @@ def test_claimants_and_the_proxy_end_with_the_test(monkeypatch: pytest.MonkeyPat
     proxy.return_value.__exit__.assert_called_once()
 
 
+STORED = "--nixl-backend=POSIX,OBJ moves bytes to storage, and nixlbench then has no second rank"
+NO_PROGRAM = "nixlbench is not on PATH, and --nixl-nixlbench PATH is not given"
+
+
 @pytest.mark.parametrize(
-    ("option", "on_path", "backends", "expected"),
+    ("option", "on_path", "backends", "ending"),
     [
-        ("/opt/bench", "/usr/bench", ("POSIX", "LIBFABRIC", "UCX"), ("/opt/bench", "LIBFABRIC")),
-        ("", "/usr/bench", ("UCX",), ("/usr/bench", "UCX")),
-        ("", None, ("UCX",), "NotApplicableError: nixlbench is not on PATH, and --nixl-nixlbench PATH is not given"),
-        (
-            "",
-            "/usr/bench",
-            ("POSIX", "OBJ"),
-            "NotApplicableError: --nixl-backend=POSIX,OBJ moves bytes to storage, and "
-            "nixlbench then has no second rank",
-        ),
+        ("/opt/bench", "/usr/bench", ("POSIX", "LIBFABRIC", "UCX"), "/opt/bench with LIBFABRIC"),
+        ("", "/usr/bench", ("UCX",), "/usr/bench with UCX"),
+        ("", None, ("UCX",), f"NotApplicableError: {NO_PROGRAM}"),
+        ("", "/usr/bench", ("POSIX", "OBJ"), f"NotApplicableError: {STORED}"),
     ],
 )
 def test_nixlbench_is_that_of_the_option_or_of_the_path(
     option: str,
     on_path: str | None,
     backends: tuple[str, ...],
-    expected: Any,
+    ending: str,
     make_settings: Callable[..., Settings],
-    stack: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    subject = MagicMock()
-    monkeypatch.setattr(conftest, "NixlbenchSubject", subject)
+    monkeypatch.setattr(conftest, "NixlbenchSubject", "{} with {}".format)
     monkeypatch.setattr(shutil, "which", {"nixlbench": on_path}.get)
     settings = make_settings(nixlbench=option, backend=backends)
 
-    def make() -> None:
-        assert value_of(conftest.nixlbench, stack, nixl_settings=settings) is subject.return_value
+    def conclude(verdict: Callable[[Judgement], None]) -> None:
+        verdict(Judgement(Verdict.PASS, value_of(conftest.nixlbench, ExitStack(), nixl_settings=settings)))
 
-    ending = ending_of(make)
-    if isinstance(expected, str):
-        assert ending == expected
-    else:
-        subject.assert_called_once_with(*expected)
+    assert ending_of(conclude).removeprefix("PASS: ") == ending
 
 
 # The ranks of this run
@@ -125,6 +109,7 @@ BAD_TEXT = "rank 0 twice; the cause; nobody has rank 1\nthe order"
 TRIED = TriedOrders(7, True, RANKS, (), "", "the order of orders")
 WRONG_ORDER = replace(TRIED, outcomes=TWICE, faults=("in this order",), cause="too early")
 NO_OVERLAP = "the registrations of two processes did not overlap, and no lock separated them"
+LOCKED = "a lock made one wait while the other wrote", "7 orders of their requests, for more there was no time"
 UNIQUE = "PASS: two processes that registered at once got two ranks, 3 times: {}; and in {}"
 
 
@@ -132,15 +117,8 @@ UNIQUE = "PASS: two processes that registered at once got two ranks, 3 times: {}
     ("runs", "tried", "conclusion"),
     [
         ([GOOD] * 3, TRIED, UNIQUE.format("both wrote at once", "7 orders of their requests")),
-        (
-            [GOOD, GOOD, replace(GOOD, locked=True)],
-            replace(TRIED, complete=False),
-            UNIQUE.format(
-                "a lock made one wait while the other wrote", "7 orders of their requests, for more there was no time"
-            ),
-        ),
-        ([GOOD, BAD], None, f"FAIL: {BAD_TEXT}"),
-        ([replace(BAD, unmet="apart")], None, f"FAIL: {BAD_TEXT}"),
+        ([GOOD, GOOD, replace(GOOD, locked=True)], replace(TRIED, complete=False), UNIQUE.format(*LOCKED)),
+        ([GOOD, replace(BAD, unmet="apart")], None, f"FAIL: {BAD_TEXT}"),
         ([replace(GOOD, faults=("no rank",))], None, "FAIL: no rank\nthe order"),
         ([GOOD, APART], None, f"INCONCLUSIVE: {NO_OVERLAP}: they were apart; no rank"),
         ([GOOD] * 3, WRONG_ORDER, "FAIL: in this order; too early\nthe order of orders"),
@@ -170,6 +148,10 @@ def test_two_processes_of_nixlbench_get_two_ranks(
 
 LOSES = replace(GOOD, lost=True)
 WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was lost"
+FINDING = "NIXLBENCH-RANK-TWICE"
+ABSENT = f"{FINDING} False: each of 2 answers of both processes was lost once"
+PRESENT = f"{FINDING} True: answer 2 of a process was lost: {BAD_TEXT}"
+LATE = "INCONCLUSIVE: no rank was given twice, but there was time to lose 2 answers of each process only"
 
 
 @pytest.mark.parametrize(
@@ -177,28 +159,10 @@ WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was
     [
         (BAD, [], 0, f"NOT-APPLICABLE: {WITHOUT_LOSS}: see nixlbench-ranks-unique", ""),
         (APART, [], 0, f"INCONCLUSIVE: {NO_OVERLAP}: they were apart; no rank", test_nixlbench.NOT_TRIED),
-        (
-            GOOD,
-            [LOSES, LOSES, GOOD, LOSES, GOOD, GOOD],
-            0,
-            "NIXLBENCH-RANK-TWICE does not occur: each of 2 answers of both processes was lost once",
-            None,
-        ),
-        (
-            GOOD,
-            [LOSES, LOSES, GOOD, replace(BAD, lost=True)],
-            0,
-            f"NIXLBENCH-RANK-TWICE occurs: answer 2 of a process was lost: {BAD_TEXT}",
-            None,
-        ),
+        (GOOD, [LOSES, LOSES, GOOD, LOSES, GOOD, GOOD], 0, ABSENT, ""),
+        (GOOD, [LOSES, LOSES, GOOD, replace(BAD, lost=True)], 0, PRESENT, ""),
         (GOOD, [BAD, LOSES], 0, f"FAIL: {WITHOUT_LOSS}: {BAD_TEXT}", "a remedy"),
-        (
-            GOOD,
-            [LOSES] * 4,
-            100.0,
-            "INCONCLUSIVE: no rank was given twice, but there was time to lose 2 answers of each process only",
-            "run it again on a host that is less busy",
-        ),
+        (GOOD, [LOSES] * 4, 100.0, LATE, "run it again on a host that is less busy"),
     ],
 )
 def test_a_lost_answer_gives_no_rank_twice(
@@ -206,7 +170,7 @@ def test_a_lost_answer_gives_no_rank_twice(
     losses: list[Amplified],
     seconds: float,
     conclusion: str,
-    remedy: str | None,
+    remedy: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, runs = DoubledClock(), iter([first, *losses])
@@ -220,28 +184,21 @@ def test_a_lost_answer_gives_no_rank_twice(
     monkeypatch.setattr(test_nixlbench, "amplify", amplify)
     monkeypatch.setattr(test_nixlbench, "time", clock)
     monkeypatch.setattr(test_nixlbench, "remedy_for", lambda outcomes: "a remedy" if outcomes == TWICE else "another")
-    ends: list[Any] = []
+    ends: list[tuple[str, str]] = []
     check: Any = test_nixlbench.test_nixlbench_gives_no_rank_twice_after_a_lost_answer
-    race = SimpleNamespace(path="path", etcd="etcd")
-    check("bench", race, lambda id, occurs, reason: ends.append((id, occurs, reason)), ends.append)
-    (end,) = ends
-    if remedy is None:
-        id, occurs, reason = end
-        assert f"{id} {'occurs' if occurs else 'does not occur'}: {reason}" == conclusion
-    else:
-        assert (f"{end.verdict.value}: {end.reason}", end.remedy) == (conclusion, remedy)
-    assert calls == [
-        call("path", "etcd", "bench", 2, group="race-lost-"),
-        *(
-            call(
-                "path",
-                "etcd",
-                "bench",
-                2,
-                group=f"race-lost-{number % 2}-{number // 2 + 1}-",
-                seconds=20.0,
-                loses=(number % 2, number // 2 + 1),
-            )
-            for number in range(len(losses))
-        ),
+    check(
+        "bench",
+        SimpleNamespace(path="path", etcd="etcd"),
+        lambda id, occurs, reason: ends.append((f"{id} {occurs}: {reason}", "")),
+        lambda judgement: ends.append((f"{judgement.verdict.value}: {judgement.reason}", judgement.remedy)),
+    )
+    assert ends == [(conclusion, remedy)]
+    first_call, *lossy_calls = calls
+    assert first_call == call("path", "etcd", "bench", 2, group="race-lost-")
+    processes = [(number % 2, number // 2 + 1) for number in range(len(losses))]
+    assert lossy_calls == [
+        call(
+            "path", "etcd", "bench", 2, group=f"race-lost-{claimant}-{answer}-", seconds=20.0, loses=(claimant, answer)
+        )
+        for claimant, answer in processes
     ]

@@ -17,8 +17,8 @@ from helpers.suite_calls import value_of
 from pytest_nixl.model.figure import Bound, Figure
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from suites import conftest, early
+from pytest_nixl.model.verdicts import Verdict
+from suites import conftest
 
 NAMES = ["agent_backend", "agent_progress", "block", "batch", "depth"]
 
@@ -38,13 +38,8 @@ def parameters(run: Any, monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[s
 def test_a_test_is_parametrized_with_each_requested_value_of_its_arguments(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings(
-        backend=("UCX", "POSIX", "LIBFABRIC"),
-        progress_thread=("on", "off"),
-        blocks=(4096, 1 << 20),
-        batch=(1, 4),
-        depth=(2, 8),
-    )
+    rows: dict[str, Any] = {"blocks": (4096, 1 << 20), "batch": (1, 4), "depth": (2, 8)}
+    settings = make_settings(backend=("UCX", "POSIX", "LIBFABRIC"), progress_thread=("on", "off"), **rows)
     run = SimpleNamespace(settings=settings, usable=True)
     expected = {
         "agent_backend": [("UCX", "UCX"), ("LIBFABRIC", "LIBFABRIC")],
@@ -75,51 +70,29 @@ def test_an_agent_has_the_first_backend_between_agents_and_the_first_progress_th
     assert value_of(conftest.agent_progress, stack, nixl_settings=settings) == "off"
 
 
-def test_each_hook_and_fixture_hands_on_what_the_run_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, called = MagicMock(), MagicMock()
-    monkeypatch.setattr(early, "before_setup", setup)
-    monkeypatch.setattr(early, "call", called)
+def test_checks_that_run_early_get_their_tests_and_fixtures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "early", early := MagicMock())
     item: Any = "an item"
     conftest.pytest_runtest_setup(item)
-    setup.assert_called_once_with("an item")
-    assert conftest.pytest_pyfunc_call(item) is called.return_value
-    called.assert_called_once_with("an item")
-    request: Any = SimpleNamespace(session=SimpleNamespace(stash={}), getfixturevalue="a function")
+    assert conftest.pytest_pyfunc_call(item) is early.call.return_value
+    assert early.mock_calls == [call.before_setup("an item"), call.call("an item")]
+    request = SimpleNamespace(session=SimpleNamespace(stash={}), getfixturevalue="a function")
     value_of(conftest.session_fixtures, ExitStack(), request=request)
     assert request.session.stash == {early.FIXTURES: "a function"}
-    monkeypatch.setattr(conftest, "Run", SimpleNamespace(of={"a config": "a run"}.__getitem__))
-    assert value_of(conftest.nixl_run, ExitStack(), pytestconfig="a config") == "a run"
-    monkeypatch.setattr(conftest, "load_profile", lambda name: f"profile {name}")
-    monkeypatch.setattr(conftest, "profile_between_hosts", lambda *arguments: arguments)
-    settings = SimpleNamespace(profile="aws")
-    assert value_of(
-        conftest.profile, ExitStack(), nixl_settings=settings, nixl_run="a run", nixl_cluster="cluster"
-    ) == ("profile aws", "a run", "cluster")
-
-
-def test_a_verdict_ends_the_test_with_the_profile_and_the_gate_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    conclude, settings = MagicMock(), SimpleNamespace(gate="as requested")
-    monkeypatch.setattr(conftest, "conclude", conclude)
-    decide = value_of(
-        conftest.verdict,
-        ExitStack(),
-        request=SimpleNamespace(node="an item"),
-        nixl_settings=settings,
-        profile="a profile",
-    )
-    decide("a judgement")
-    conclude.assert_called_once_with("an item", "a judgement", "a profile", gate="as requested")
 
 
 @pytest.mark.parametrize("affects", [{}, {"affects": True}])
-def test_a_finding_is_judged_by_its_acceptance_of_today(
+def test_a_finding_is_judged_by_its_acceptance_of_today_and_ends_the_test(
     affects: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    today, verdict, judge = date(2026, 3, 4), MagicMock(), MagicMock()
+    today, conclude, judge = date(2026, 3, 4), MagicMock(), MagicMock()
     monkeypatch.setattr(conftest, "date", SimpleNamespace(today=lambda: today))
     monkeypatch.setattr(conftest, "judge_finding", judge)
-    profile = SimpleNamespace(acceptance=lambda id: f"acceptance of {id}")
-    finding = value_of(conftest.finding, ExitStack(), verdict=verdict, profile=profile)
+    monkeypatch.setattr(conftest, "conclude", conclude)
+    request, settings = SimpleNamespace(node="an item"), SimpleNamespace(gate="as requested")
+    profile, stack = SimpleNamespace(acceptance=lambda id: f"acceptance of {id}"), ExitStack()
+    verdict = value_of(conftest.verdict, stack, request=request, nixl_settings=settings, profile=profile)
+    finding = value_of(conftest.finding, stack, verdict=verdict, profile=profile)
     finding("NIXL-CUT-METADATA", True, "it was seen", **affects)
     judge.assert_called_once_with(
         FINDINGS["NIXL-CUT-METADATA"],
@@ -129,7 +102,7 @@ def test_a_finding_is_judged_by_its_acceptance_of_today(
         acceptance="acceptance of NIXL-CUT-METADATA",
         today=today,
     )
-    verdict.assert_called_once_with(judge.return_value)
+    conclude.assert_called_once_with("an item", judge.return_value, profile, gate="as requested")
 
 
 @pytest.mark.parametrize("prefix", [None, ("docker", "run")])
@@ -159,7 +132,7 @@ class Scene:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, benchmark: Any = None, other: Any = None, **settings: Any):
-        self.run, self.profile, self.benchmark = MagicMock(), MagicMock(machine="a machine"), benchmark
+        self.run, self.profile = MagicMock(), MagicMock(machine="a machine")
         self.run.settings = SimpleNamespace(**settings)
         self.record = self.run.record = SimpleNamespace(
             other_samples={}, other_versions={}, versions={}, benchmarks=[], samples_so_far=None, add_row=MagicMock()
@@ -218,19 +191,14 @@ def test_a_row_is_measured_until_no_launch_is_needed(fewest: int, monkeypatch: p
     scene, own_link = Scene(monkeypatch, fewest_launches=fewest), link()
     assert scene.rows.measure(own_link, 4096, batch=3, depth=2) is own_link.measure_launches.return_value
     clear = scene.doubles.decisive_bandwidth
-    assert own_link.measure_launches.mock_calls == [
-        call(
-            4096,
-            batch=3,
-            depth=2,
-            another=scene.rows.needs_launch,
-            clear_above=clear.return_value if fewest == 1 else None,
-        )
-    ]
-    assert clear.mock_calls == ([call("expectation of 4096/3/2")] if fewest == 1 else [])
-    assert scene.profile.expectation_in.mock_calls == [call(scene.run.settings, "4096/3/2")] * (fewest == 1)
-    scene.rows.measure(own_link, 4096)
-    assert own_link.measure_launches.call_args == call(4096, batch=1, depth=1, another=ANY, clear_above=ANY)
+    own_link.measure_launches.assert_called_once_with(
+        4096,
+        batch=3,
+        depth=2,
+        another=scene.rows.needs_launch,
+        clear_above=clear.return_value if fewest == 1 else None,
+    )
+    assert clear.mock_calls == [call("expectation of 4096/3/2")] * (fewest == 1)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +216,7 @@ def test_a_row_of_two_images_is_measured_in_turn_while_both_are_right_and_one_mo
     measured: Any = scene.rows.measure(own_link, 4096, batch=3, depth=2)
     assert measured == "samples of ours"
     other.link.assert_called_once_with("UCX", "READ", "memory", agent_options="options", footprint=64)
-    assert scene.doubles.alternate.mock_calls == [call(own_link, other_link, 4096, batch=3, depth=2, needs_another=ANY)]
+    scene.doubles.alternate.assert_called_once_with(own_link, other_link, 4096, batch=3, depth=2, needs_another=ANY)
     assert scene.record.other_versions == {"nixl": "initiator-other target"}
     second = samples("other key", corruption=corruption)
     needs_another = scene.doubles.alternate.call_args.kwargs["needs_another"]
@@ -276,28 +244,23 @@ def test_a_launch_is_needed_if_it_is_required_or_may_decide(
 ) -> None:
     """Wrong bytes need no more launches."""
     scene, measured = Scene(monkeypatch, fewest_launches=2), samples(values=launches, corruption=corruption)
-    scene.doubles.another_launch.return_value, scene.doubles.another_to_compare.return_value = undecided, compared
+    scene.doubles.another_launch.side_effect = lambda *arguments: (
+        undecided and arguments == (measured, "expectation of a key", "a machine")
+    )
+    scene.doubles.another_to_compare.side_effect = lambda *arguments: compared and arguments == (measured, scene.run)
     assert scene.rows.needs_launch(measured) is needed
     assert scene.record.samples_so_far is measured
-    questions = [
-        call.another_launch(measured, "expectation of a key", "a machine"),
-        call.another_to_compare(measured, scene.run),
-    ]
-    assert scene.doubles.mock_calls == (questions[: 1 if undecided else 2] if launches == 2 else [])
 
 
 @pytest.mark.parametrize("plugin", [None, "enabled", "disabled"])
 def test_a_row_of_a_link_is_recorded_with_what_its_workers_say(
     plugin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fixture = (
-        None
-        if plugin is None
-        else SimpleNamespace(stats="its statistics" if plugin == "enabled" else None, has_error=True)
-    )
+    benchmark = SimpleNamespace(stats="its statistics" if plugin == "enabled" else None, has_error=True)
+    fixture = benchmark if plugin else None
     scene, measured = Scene(monkeypatch, benchmark=fixture), samples()
     scene.rows.record(measured, link())
-    assert scene.doubles.RowSummary.mock_calls == [call.of(measured, "expectation of a key", "a machine")]
+    scene.doubles.RowSummary.of.assert_called_once_with(measured, "expectation of a key", "a machine")
     scene.record.add_row.assert_called_once_with("a test", "a summary")
     assert scene.record.versions == {"nixl": "initiator-target"}
     more = {
@@ -309,56 +272,44 @@ def test_a_row_of_a_link_is_recorded_with_what_its_workers_say(
         "target_python": "3.12",
         "target_host": "node-b",
     }
-    recorded = scene.doubles.record_samples.mock_calls
-    assert recorded == ([call(scene.item, fixture, measured, more)] if fixture else [])
-    assert all([*own.args[3]] == [*more] for own in recorded), "in the order of the ends and the names"
+    recorded = [call(scene.item, fixture, measured, more)] if plugin else []
+    assert scene.doubles.record_samples.mock_calls == recorded
     assert scene.record.benchmarks == (["its statistics"] if plugin == "enabled" else [])
-    assert fixture is None or fixture.has_error is False
+    assert benchmark.has_error is (plugin is None)
 
 
-@pytest.mark.parametrize("of_test", [True, False])
-def test_a_row_of_no_link_is_recorded_with_what_its_test_gives(of_test: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    fixture = SimpleNamespace(stats=None)
-    scene, measured = Scene(monkeypatch, benchmark=fixture), samples()
-    own: dict[str, Any] = {"summary": "its own", "versions": {"nixl": "2"}, "more": {"flags": "-x"}} if of_test else {}
-    scene.rows.record(measured, **own)
-    scene.record.add_row.assert_called_once_with("a test", "its own" if of_test else "a summary")
-    assert scene.record.versions == ({"nixl": "2"} if of_test else {})
-    more = {"flags": "-x"} if of_test else {}
-    assert scene.doubles.record_samples.mock_calls == [call(scene.item, fixture, measured, more)]
+def test_a_row_of_no_link_is_recorded_with_what_its_test_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture: Any = SimpleNamespace(stats=None)
+    scene, measured, summary = Scene(monkeypatch, benchmark=fixture), samples(), MagicMock()
+    scene.rows.record(measured, summary=summary, more={"flags": "-x"})
+    scene.rows.record(measured, summary=summary, versions={"nixl": "2"})
+    assert scene.record.add_row.mock_calls == [call("a test", summary)] * 2
+    assert scene.record.versions == {"nixl": "2"}
+    assert [own.args[3] for own in scene.doubles.record_samples.mock_calls] == [{"flags": "-x"}, {}]
 
 
 def test_a_row_is_judged_by_its_expectation_the_machine_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, measured = Scene(monkeypatch), samples()
     assert scene.rows.judge(measured) is scene.doubles.judge_row.return_value
-    assert scene.doubles.mock_calls == [call.judge_row(measured, "expectation of a key", "a machine", os.environ)]
-    assert scene.profile.expectation_in.mock_calls == [call(scene.run.settings, "a key")]
+    scene.doubles.judge_row.assert_called_once_with(measured, "expectation of a key", "a machine", os.environ)
+    scene.profile.expectation_in.assert_called_once_with(scene.run.settings, "a key")
 
 
 @pytest.mark.parametrize(
     ("names", "recorded", "skipped"),
-    [(["benchmark", "nixl_rows"], False, True), (["benchmark"], True, False), (["nixl_rows"], False, None)],
+    [(["benchmark", "nixl_rows"], False, True), (["benchmark"], True, False), (["nixl_rows"], False, False)],
 )
 def test_a_benchmark_of_a_test_that_recorded_no_row_warns_of_nothing(
-    names: list[str], recorded: bool, skipped: bool | None, monkeypatch: pytest.MonkeyPatch
+    names: list[str], recorded: bool, skipped: bool
 ) -> None:
-    rows_type = MagicMock()
-    monkeypatch.setattr(conftest, "Rows", rows_type)
     benchmark = SimpleNamespace(skipped=False, has_error=False)
-    request = MagicMock(fixturenames=names, node="an item")
+    request = MagicMock(fixturenames=names)
     request.getfixturevalue.side_effect = {"benchmark": benchmark}.__getitem__
     with ExitStack() as stack:
-        rows = value_of(
-            conftest.nixl_rows, stack, request=request, nixl_run="a run", profile="a profile", other_launches="others"
-        )
-        assert rows is rows_type.return_value
-        has_benchmark = "benchmark" in names
-        rows_type.assert_called_once_with(
-            "an item", "a run", "a profile", "others", benchmark if has_benchmark else None
-        )
-        assert benchmark.has_error is has_benchmark
-        benchmark.has_error = has_benchmark and not recorded
-    assert benchmark.skipped is bool(skipped)
+        value_of(conftest.nixl_rows, stack, request=request, nixl_run=None, profile=None, other_launches=None)
+        assert benchmark.has_error is ("benchmark" in names)
+        benchmark.has_error = "benchmark" in names and not recorded
+    assert benchmark.skipped is skipped
 
 
 BOUNDED = Bound("agent-creation", "the profile", {}, 1.0, None)
@@ -367,12 +318,7 @@ DEFAULT = Bound("agent-creation", "the check", {}, 5.0, None, default=True)
 
 @pytest.mark.parametrize(
     ("bounds", "defaults", "at_most", "verdict"),
-    [
-        ((BOUNDED,), (DEFAULT,), 1.0, Verdict.FAIL),
-        ((), (DEFAULT,), 5.0, Verdict.PASS),
-        ((BOUNDED,), (), 1.0, Verdict.FAIL),
-        ((), (), None, Verdict.PASS),
-    ],
+    [((BOUNDED,), (DEFAULT,), 1.0, Verdict.FAIL), ((), (DEFAULT,), 5.0, Verdict.PASS), ((), (), None, Verdict.PASS)],
 )
 @pytest.mark.parametrize(
     ("plugin", "statistics", "skipped"), [(False, None, False), (True, None, True), (True, "used itself", False)]
@@ -393,13 +339,10 @@ def test_figures_are_recorded_with_their_bounds_and_judged_by_the_profile_before
     request = MagicMock(node=SimpleNamespace(nodeid="a test"))
     request.config.pluginmanager.has_plugin.side_effect = lambda name: plugin and name == "benchmark"
     request.getfixturevalue.side_effect = {"benchmark": benchmark}.__getitem__
-    figure = Figure.of("agent-creation", 2.0, {"backend": "UCX"})
+    figure, profile = Figure.of("agent-creation", 2.0, {"backend": "UCX"}), SimpleNamespace(bounds=bounds)
     with ExitStack() as stack:
-        write = value_of(
-            conftest.record_figures, stack, request=request, nixl_run=run, profile=SimpleNamespace(bounds=bounds)
-        )
-        judgement: Judgement = write([figure], defaults) if defaults else write([figure])
-        assert judgement.verdict is verdict
+        write = value_of(conftest.record_figures, stack, request=request, nixl_run=run, profile=profile)
+        assert write([figure], *[defaults] * bool(defaults)).verdict is verdict
         ((nodeid, limited),) = (added.args for added in run.record.add_figures.mock_calls)
         assert (nodeid, [(own.key, own.at_most) for own in limited]) == ("a test", [(figure.key, at_most)])
         assert record_timed.mock_calls == [call(request.node, benchmark, limited)] * plugin
