@@ -61,3 +61,9 @@ def test_each_row_is_compared_or_has_its_verdict(now: RecordedRun, text: str, ou
     assert "\n".join(line.text for line in shown) == text
     assert [line.outcome for line in shown[-len(outcomes) - 1 : -1]] == outcomes
     assert shown[-1].outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(("gate", "ends"), [(False, Outcome.WARN), (True, Outcome.FAIL)])
+def test_a_comparison_that_decides_nothing_fails_with_the_gate_only(gate: bool, ends: Outcome) -> None:
+    undecided = parse_recorded(record("a:1", {key("4KiB"): [0.5, 1.0, 2.0]}), "run.json")
+    assert list(lines(compare_runs(undecided, undecided, 0.05), gate=gate))[-1].outcome is ends
