@@ -96,7 +96,7 @@ def test_the_command_reports_in_one_sentence_that_its_output_cannot_be_written(
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(("explain", "--findings"), 0), (("profile", "show", "x.toml"), 2), (("report", "x", "y.html"), 2)],
+    [(("explain", "--findings"), 0), (("report", "x", "y.html"), 2)],
 )
 def test_the_command_in_a_deleted_directory_ends_with_a_sentence(
     tmp_path: Path, arguments: tuple[str, ...], code: int
