@@ -90,6 +90,11 @@ def test_an_unused_variable_is_harmless_unless_ucx_knows_a_similar_name() -> Non
         # A line that its logger calls information or debugging reports no problem, whatever it says.
         (f"{RDMA}ibv_open_device(mlx5_0) failed: Permission denied",
          f"{RDMA.replace('ERROR', 'DEBUG')}ibv_open_device(mlx5_0) failed: Permission denied"),
+        ("E1127 10:00:00.1  77 a.cpp:9] Conversion to bool failed",
+         "I1127 10:00:00.1  77 a.cpp:9] Conversion to bool failed"),
+        # A library that logs as UCX does is not UCX.
+        ("[1.1] [pod-a:211 :0]  cache.c:231  UCX  ERROR failed to open ipc mem handle. addr:0x7",
+         "[1.1] [pod-a:211 :0]  cache.c:231  UCC  ERROR failed to open ipc mem handle. addr:0x7"),
         # A line that another native logger wrote is not this speaker's.
         ("Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
          "[ 12.345678] Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)"),
