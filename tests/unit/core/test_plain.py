@@ -77,6 +77,7 @@ def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -
         ({"parts": [{"name": "a", "size": 1}, {"name": "b"}]}, "Whole.parts[1] has no field 'size'"),
         ({"parts": [{"name": "a", "size": 1, "new": 1}]}, "Whole.parts[0] has an unknown field 'new'"),
         ({"pair": [1, "b", 2]}, "Whole.pair is a list of 3: expected a list of 2"),
+        ({"pair": [True, "b"]}, "Whole.pair[0] is True: expected int"),
         ({"more": []}, "Whole.more is a list of 0: expected an object"),
         ({"colour": "blue"}, "'blue' is not a valid Colour"),
     ],
