@@ -23,7 +23,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import OPTIONS
 
-FILES = {"profile.toml", "github.yml", "pytest-nixl.sbatch", "indexed-job.yaml", "etcd.yaml", "results.yaml"}
+FILES = ("profile.toml", "github.yml", "pytest-nixl.sbatch", "indexed-job.yaml", "etcd.yaml", "results.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,9 @@ def row(backend: str, memory: str, block: int) -> RowKey:
 @pytest.mark.long
 def test_the_files_of_a_node_with_efa(node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = written(tmp_path, node, "--image=registry/vllm:7", "--nodes=4")
-    assert {path.name for path in folder.iterdir()} == FILES
+    assert {path.name for path in folder.iterdir()} == set(FILES)
     output = capsys.readouterr().out.splitlines()
-    names = ("profile.toml", "github.yml", "pytest-nixl.sbatch", "indexed-job.yaml", "etcd.yaml", "results.yaml")
-    assert [line.partition(":")[0] for line in output[:6]] == [str(folder / name) for name in names]
+    assert [line.partition(":")[0] for line in output[:6]] == [str(folder / name) for name in FILES]
     assert output[6].startswith("next: grep -n yours ")
     [spec] = check_manifests(folder)
     rank = container(spec)
@@ -114,17 +113,16 @@ def test_the_files_of_a_node_without_devices(
 
 
 def test_the_slurm_job_has_the_image_as_enroot_names_it(plain_node: Path, tmp_path: Path) -> None:
-    text = (
-        written(tmp_path, plain_node, "--image=registry.example/vllm:7", "--nodes=7") / "pytest-nixl.sbatch"
-    ).read_text()
+    folder = written(tmp_path, plain_node, "--image=registry.example/vllm:7", "--nodes=7")
+    script, like = folder / "pytest-nixl.sbatch", folder / "profile.toml"
+    text = script.read_text()
     assert "\nimage=${CONTAINER_IMAGE-registry.example#vllm:7} " in text
     assert "\n#SBATCH --nodes=7 " in text
     assert "\n#SBATCH --gpus-per-node=0 " in text
     assert '--nixl-memory=DRAM:DRAM"' in text
-    assert f"\nprofile=${{PROFILE-{tmp_path / 'nixl' / 'profile.toml'}}} " in text
+    assert f"\nprofile=${{PROFILE-{like}}} " in text
     assert "deploy/slurm" not in text
-    written_file, like = tmp_path / "nixl" / "pytest-nixl.sbatch", tmp_path / "nixl" / "profile.toml"
-    assert f"\n#   PROFILE= sbatch --nodes=2 {written_file} " in text, "without PROFILE= the job judges"
+    assert f"\n#   PROFILE= sbatch --nodes=2 {script} " in text, "without PROFILE= the job judges"
     assert f"\n#   pytest-nixl profile learn nixl-*/run.json --name ours --like {like} " in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 

@@ -156,9 +156,7 @@ def test_no_log_takes_much_longer_than_an_ordinary_one(text: str, title: str | N
     ("line", "title"),
     [
         # One device is not a transport, and two transports are not devices.
-        (f"{UCX}network device 'mlx5_9:1' is not available, please use one or more of: 'eth0'(tcp)", DEVICES),
         (f"{UCX}network devices 'a:1','b:1' are not available, please use one or more of: 'c'", DEVICES),
-        (f"{UCX}transport 'rc' is not available, please use one or more of: tcp", TRANSPORTS),
         (f"{UCX}transports 'cuda_copy','cuda_ipc' are not available, please use one or more of: tcp", TRANSPORTS),
         (f"{UCX}model 'rc' is not available, please use one or more of: tcp", None),
         # An error without an entry.
@@ -166,7 +164,6 @@ def test_no_log_takes_much_longer_than_an_ordinary_one(text: str, title: str | N
         (f"{RDMA}ibv_new_call(1) failed: Weird reason", "UCX: an RDMA call failed"),
         # The function that failed tells the library, whatever the file is called.
         ("new_file.c:12   UCX  ERROR cuNewCall(1) failed: initialization error", "UCX: CUDA: the driver refuses"),
-        ("UCX  ERROR cuNewCall(1) failed: initialization error", "UCX: CUDA: the driver refuses"),
         ("new_file.c:12   UCX  ERROR new_call(1) failed: initialization error", "UCX: an error without an entry"),
         ("E1127 10:00:00.1  77 libfabric_rail.cpp:9] fi_new failed: Connection timed out",
          "NIXL: LIBFABRIC: the other side is not reached"),
@@ -180,7 +177,6 @@ def test_no_log_takes_much_longer_than_an_ordinary_one(text: str, title: str | N
         ("Connection timed out: E1127 10:00:00.1  77 libfabric_rail.cpp:9] fi_new failed",
          "NIXL: LIBFABRIC: an error without an entry"),
         # Lines that report no error, and those of other programs.
-        (f"{RDMA.replace('ERROR', 'DEBUG')}ibv_new_call(1) failed: Cannot allocate memory", None),
         ("W1127 10:00:00.1  77 libfabric_rail.cpp:9] fi_new failed: Connection timed out", None),
         ("E1127 10:00:00.1  77 server.cpp:9] accept failed: Connection timed out", None),
         ("UCX  ERROR handling: Cannot allocate memory", None),

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the command ends if something raises, what the doctor is asked, and what ``clean`` removes."""
+"""How the command ends if something raises, what the doctor is asked, what ``clean`` names, and which options fit."""
 
 from __future__ import annotations
 
 import errno
-import io
-import os
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +15,7 @@ import pytest
 from pytest_nixl import cli
 from pytest_nixl.cli import clean, doctor
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.processes.leftovers import write_watched
 
 
 @pytest.fixture
@@ -57,108 +54,22 @@ def test_an_error_is_one_sentence_with_its_exit_code(
     assert (signal.getsignal(signal.SIGINT) is signal.SIG_DFL) is (code == 130)
 
 
-class Output(io.StringIO):
-    """Standard output that cannot be written."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__()
-        self._error = error
-
-    def write(self, text: str) -> int:
-        raise self._error
-
-
 @pytest.mark.parametrize(
-    ("error", "code", "sentence"),
+    ("arguments", "tried", "judged", "reached", "transfer"),
     [
-        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, ": the program that was reading it has ended"),
-        (OSError(errno.ENOSPC, "No space left on device"), 2, " (No space left on device)"),
-        (OSError(), 2, " (OSError)"),
-    ],
-)
-def test_output_that_cannot_be_written_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, code: int, sentence: str
-) -> None:
-    monkeypatch.setattr(sys, "stdout", Output(error))
-    discarded: list[bool] = []
-    monkeypatch.setattr("pytest_nixl.core.terminal_output.discard_stdout", lambda: discarded.append(True))
-    assert cli.main(["endpoint", "http://h:1"]) == code
-    assert capsys.readouterr().err == f"pytest-nixl: standard output cannot be written{sentence}\n"
-    assert discarded == [True]
-    monkeypatch.setattr(sys, "stdout", None)
-    assert cli.main([]) == 2
-    assert capsys.readouterr().err == (
-        "pytest-nixl: standard output is closed: redirect it to a file, such as >answer.txt\n"
-    )
-
-
-class AskedError(Exception):
-    """The facts would be gathered now."""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "image", "transfer"),
-    [
-        ((), False, True),
-        (("--no-transfer",), False, False),
-        (("--image",), True, False),
-        (("--root=.",), False, False),
-        (("--root=.", "--image"), True, False),
-    ],
-)
-def test_the_doctor_moves_bytes_on_this_host_only(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], image: bool, transfer: bool
-) -> None:
-    asked: list[object] = []
-
-    def gathered(options: Any, root: Any, **how: object) -> Any:
-        asked.append((options.root, root.live, how))
-        raise AskedError
-
-    monkeypatch.setattr(doctor, "gathered", gathered)
-    with pytest.raises(AskedError):
-        cli.main(["doctor", *arguments])
-    root = "." if "--root=." in arguments else None
-    assert asked == [(root, root is None, {"image": image, "transfer": transfer})]
-
-
-@pytest.mark.parametrize(
-    ("backend", "environ", "live", "image", "tried", "judged"),
-    [
-        (None, None, True, False, ("UCX",), ("UCX",)),
-        (None, "POSIX", True, False, ("POSIX",), ("POSIX",)),
-        ("libfabric,ucx", "POSIX", True, True, ("LIBFABRIC", "UCX"), ("LIBFABRIC", "UCX")),
+        ([], "POSIX", "POSIX", True, True),
+        (["--no-transfer", "--backend=libfabric,ucx"], "LIBFABRIC,UCX", "LIBFABRIC,UCX", True, False),
+        (["--image"], "POSIX", "POSIX", False, False),
         # A recorded tree has backends of its own, and no variable of this process.
-        (None, "POSIX", False, False, ("UCX",), ("OBJ",)),
-        ("POSIX", None, False, False, ("POSIX",), ("POSIX",)),
+        (["--root=."], "UCX", "OBJ", True, False),
+        (["--root=.", "--backend=LIBFABRIC"], "LIBFABRIC", "LIBFABRIC", True, False),
     ],
 )
-def test_facts_are_gathered_as_the_options_say(
-    monkeypatch: pytest.MonkeyPatch, backend: str | None, environ: str | None, live: bool, image: bool,
-    tried: tuple[str, ...], judged: tuple[str, ...],
-) -> None:  # fmt: skip
-    asked: list[object] = []
-    facts: Any = SimpleNamespace(software=SimpleNamespace(backends=[SimpleNamespace(name="OBJ")]))
-
-    def gather(root: object, **how: object) -> Any:
-        asked.append((root, how))
-        return facts
-
-    monkeypatch.setattr("pytest_nixl.host.facts.gather", gather)
-    monkeypatch.delenv("NIXL_BACKEND", raising=False)
-    if environ is not None:
-        monkeypatch.setenv("NIXL_BACKEND", environ)
-    options: Any = SimpleNamespace(backend=backend, etcd="URL", nixlbench="PATH", peer=["a"], side_channel=["b"])
-    root: Any = SimpleNamespace(live=live, folder="TREE")
-    assert doctor.gathered(options, root, image=image) == (facts, judged)
-    reached: dict[str, object] = {"etcd": "", "peers": (), "side_channels": ()} if image else {
-        "etcd": "URL", "peers": ["a"], "side_channels": ["b"]
-    }  # fmt: skip
-    assert asked == [(root, {"backends": tried, "nixlbench": "PATH", **reached})]
-
-
 @pytest.mark.parametrize("fails", [False, True])
-def test_bytes_are_moved_while_facts_are_gathered(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_the_doctor_gathers_facts_moves_bytes_and_judges_as_its_options_say(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], tried: str, judged: str, reached: bool, transfer: bool,
+    fails: bool,
+) -> None:  # fmt: skip
     calls: list[object] = []
 
     class Proofs:
@@ -172,66 +83,63 @@ def test_bytes_are_moved_while_facts_are_gathered(monkeypatch: pytest.MonkeyPatc
         def close(self) -> None:
             calls.append("closed")
 
-    def gather(root: object, **how: object) -> Any:
+    def gather(root: Any, **options: object) -> Any:
+        calls.append((root.live, options))
         if fails:
             raise NixlPluginError("no facts")
-        software = SimpleNamespace(backends=[])
+        software = SimpleNamespace(backends=[SimpleNamespace(name="OBJ")])
         return SimpleNamespace(gpu=SimpleNamespace(gpus=["a GPU"]), software=software)
 
     def with_transfers(facts: Any, proofs: str) -> Any:
         calls.append(proofs)
         return facts
 
+    def examine(facts: object, requirements: Any, *, gate: bool) -> list[Any]:
+        calls.append((requirements.backends, requirements.image, gate))
+        return []
+
     monkeypatch.setattr(doctor, "ProofsInAdvance", Proofs)
     monkeypatch.setattr(doctor, "close_supervisor", lambda: calls.append("supervisor closed"))
     monkeypatch.setattr("pytest_nixl.host.facts.gather", gather)
     monkeypatch.setattr("pytest_nixl.checks.doctor.transfers.with_transfers", with_transfers)
-    options: Any = SimpleNamespace(backend="UCX", etcd="", nixlbench="", peer=[], side_channel=[])
-    with pytest.raises(NixlPluginError) if fails else nullcontext():
-        doctor.gathered(options, SimpleNamespace(live=True), transfer=True)  # type: ignore[arg-type]
-    moved = [] if fails else [("results", True), "proofs"]
-    assert calls == [("UCX",), *moved, "closed", "supervisor closed"]
+    monkeypatch.setattr(doctor, "examine", examine)
+    monkeypatch.setenv("NIXL_BACKEND", "POSIX")
+    sources = ["--etcd=URL", "--nixlbench=PATH", "--peer=a", "--side-channel=b"]
+    assert cli.main(["doctor", *arguments, *sources]) == (2 if fails else 0)
+    targets: dict[str, object] = {"etcd": "URL", "peers": ["a"], "side_channels": ["b"]}
+    if not reached:
+        targets = {"etcd": "", "peers": (), "side_channels": ()}
+    backends = tuple(tried.split(","))
+    facts = ("--root=." not in arguments, {"backends": backends, "nixlbench": "PATH", **targets})
+    moved = [("results", True), "proofs"] if transfer and not fails else []
+    examined = [] if fails else [(tuple(judged.split(",")), not reached, False)]
+    begun, ended = ([backends], ["closed"]) if transfer else ([], [])
+    assert calls == [*begun, facts, *moved, *ended, "supervisor closed", *examined]
 
 
-@pytest.mark.parametrize("error", [KeyError("why"), AttributeError("x"), TypeError("y")])
-def test_a_tree_of_another_form_is_refused_and_a_fault_of_ours_is_not(error: Exception) -> None:
-    with (
-        pytest.raises(ValueError, match=r"^TREE is not a tree") as refused,
-        doctor.refuse_unreadable_tree(
-            SimpleNamespace(live=False, folder="TREE")  # type: ignore[arg-type]
-        ),
-    ):
-        raise error
-    assert str(refused.value) == (
-        f"TREE is not a tree that this version can read ({error!r}): record it again with `pytest-nixl facts --record "
-        "DIR`"
-    )
-    with pytest.raises(type(error)), doctor.refuse_unreadable_tree(SimpleNamespace(live=True)):  # type: ignore[arg-type]
-        raise error
+def test_a_fault_of_ours_is_not_called_one_of_the_tree() -> None:
+    with pytest.raises(KeyError), doctor.refuse_unreadable_tree(SimpleNamespace(live=True)):  # type: ignore[arg-type]
+        raise KeyError("why")
 
 
+URL, OTHER, READS = "http://127.0.0.1:1", "http://127.0.0.2:1", "\n  NIXL reads it: it contacts 127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("texts", "code", "shown"),
+    [
+        ([URL, URL], 0, f"{URL}{READS}\n\n{URL}{READS}\n"),
+        ([f" {URL}"], 0, f"' {URL}'{READS}\n  write {URL}\n"),
+        ([f"{URL},{OTHER}"], 0, f"{URL},{OTHER}{READS} and 127.0.0.2:1\n  write {URL},{OTHER}; the KV benchmark "),
+        ([URL, "https://127.0.0.1:1"], 1, f"{URL}{READS}\n\nhttps://127.0.0.1:1{READS}\n  NIXL-ETCD-HTTPS-PLAINTEXT: "),
+        ([""], 1, "''\n  NIXL does not read it: it is empty, "),
+    ],
+)
 def test_each_endpoint_is_shown_as_nixl_reads_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    texts: list[str], code: int, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def explain(text: str) -> Any:
-        good = text in ("a", "b")
-        note = SimpleNamespace(finding="F-ONE", text="it is ignored")
-        nixl = SimpleNamespace(works=good or text == "noted", reason="because", notes=[note] if text == "noted" else [])
-        rewrite, advice = text if good or text == "advised" else "x", "advice" if text == "advised" else ""
-        return SimpleNamespace(
-            text=text, nixl=nixl, findings=nixl.notes, rewrite=rewrite, advice=advice, remedy="write x"
-        )
-
-    monkeypatch.setattr("pytest_nixl.cli.endpoint.explain", explain)
-    unread = "NIXL does not read it: because\n  write x"
-    shown = {
-        "a": "a\n  NIXL reads it: because", "b": "b\n  NIXL reads it: because", "advised": f"advised\n  {unread}",
-        "noted": "noted\n  NIXL reads it: because\n  F-ONE: it is ignored\n  write x", " c": f"' c'\n  {unread}",
-        "": f"''\n  {unread}",
-    }  # fmt: skip
-    for texts in (["a", "b"], ["a", "noted"], ["noted", "a"], ["advised"], [" c"], [""]):
-        assert cli.main(["endpoint", *texts]) == (0 if texts == ["a", "b"] else 1)
-        assert capsys.readouterr().out == "\n\n".join(shown[text] for text in texts) + "\n"
+    assert cli.main(["endpoint", *texts]) == code
+    assert capsys.readouterr().out.startswith(shown)
 
 
 RECORD = "--yes removes keys, and needs a record of them: give --record FILE, the name of a new file"
@@ -263,29 +171,10 @@ def test_options_of_etcd_that_do_not_fit_together_are_refused(
     )
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_what_killed_runs_left_is_removed_and_what_remains_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, dry_run: bool
+def test_a_container_of_a_killed_run_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    items = {"nixl-1": {"kind": "container"}, "/keys": {"kind": "keys", "credentials": {"user": ""}}}
-    removed: list[object] = []
-
-    def remove(directory: str, watched: object) -> list[str]:
-        removed.append((directory, watched))
-        return ["a container stays", "and a key"] if directory == "/tmp/b" else []
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(clean, "abandoned", lambda folder: ["/tmp/a", "/tmp/b"] if folder == str(tmp_path) else [])
-    monkeypatch.setattr(clean, "watched", lambda directory: items if directory == "/tmp/a" else {})
-    monkeypatch.setattr(clean, "remove_run", remove)
-    monkeypatch.setattr(clean, "etcdctl_credentials", lambda credentials: {**credentials, "user": "me"})
-    for name in [name for name in os.environ if "ETCD" in name]:
-        monkeypatch.delenv(name)
-    assert cli.main(["clean", *["--dry-run"] * dry_run]) == (0 if dry_run else 1)
-    of_a = "what a killed run left: /tmp/a, nixl-1, /keys\n"
-    assert capsys.readouterr() == (
-        (f"would remove {of_a}would remove what a killed run left: /tmp/b\n", "") if dry_run
-        else (f"removed {of_a}a killed run left /tmp/b\n", "pytest-nixl: a container stays\npytest-nixl: and a key\n")
-    )  # fmt: skip
-    known = {**items, "/keys": {"kind": "keys", "credentials": {"user": "me"}}}
-    assert removed == ([] if dry_run else [("/tmp/a", known), ("/tmp/b", {})])
+    monkeypatch.setattr(clean, "abandoned", lambda folder: [str(tmp_path)])
+    write_watched(str(tmp_path), {"nixl-1": {"kind": "container", "name": "c", "environment": {}, "expected": True}})
+    assert cli.main(["clean", "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"would remove what a killed run left: {tmp_path}, nixl-1\n"

@@ -72,20 +72,13 @@ def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"parts": [{"name": "a", "size": "1"}]}, "Whole.parts[0].size is '1': expected float"),
         ({"parts": [{"name": "a", "size": True}]}, "Whole.parts[0].size is True: expected float"),
-        ({"parts": [{"name": "a", "size": None}]}, "Whole.parts[0].size is None: expected float"),
         ({"parts": [{"name": "a", "size": -(10**400)}]}, "Whole.parts[0].size is -10000"),
-        ({"parts": [{"name": 1, "size": 1}]}, "Whole.parts[0].name is 1: expected str"),
         ({"parts": [{"name": "a", "size": 1}, {"name": "b"}]}, "Whole.parts[1] has no field 'size'"),
         ({"parts": [{"name": "a", "size": 1, "new": 1}]}, "Whole.parts[0] has an unknown field 'new'"),
-        ({"parts": [3]}, "Whole.parts[0] is 3: expected an object"),
-        ({"parts": {}}, "Whole.parts is an object of 0: expected a list"),
         ({"pair": [1, "b", 2]}, "Whole.pair is a list of 3: expected a list of 2"),
         ({"pair": [True, "b"]}, "Whole.pair[0] is True: expected int"),
         ({"more": []}, "Whole.more is a list of 0: expected an object"),
-        ({"more": {"c": 3}}, "Whole.more['c'] is 3: expected an object"),
-        ({"on": 1}, "Whole.on is 1: expected bool"),
         ({"colour": "blue"}, "'blue' is not a valid Colour"),
     ],
 )

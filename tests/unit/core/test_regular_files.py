@@ -38,16 +38,19 @@ def test_what_is_not_a_regular_file_is_named(tmp_path: Path, kind: str) -> None:
     assert str(refused.value) == f"{shown}the name of a new or a regular file"
 
 
-def test_a_socket_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_or_continued_and_a_socket_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    for text, append, expected in (("first", False, "first"), ("new", False, "new"), ("er", True, "newer")):
+        write_regular(Path("x"), text, append=append)
+        assert Path("x").read_text() == expected
     listen(Path("s"))
     with pytest.raises(ValueError, match=r"^s is a socket: expected the name of a new or a regular file$"):
         write_regular(Path("s"), "x")
 
 
-@pytest.mark.parametrize(
-    ("largest", "size"), [(2048, "2 KiB"), ((1 << 20) - 1, "1023 KiB"), (1 << 20, "1 MiB"), (3 << 20, "3 MiB")]
-)
+@pytest.mark.parametrize(("largest", "size"), [((1 << 20) - 1, "1023 KiB"), (1 << 20, "1 MiB"), (3 << 20, "3 MiB")])
 def test_a_file_has_its_size_at_most(tmp_path: Path, largest: int, size: str) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(largest))

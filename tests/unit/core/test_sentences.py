@@ -21,9 +21,8 @@ from pytest_nixl.core.signals import ending_text, sigterm_ends_in_order
 
 @pytest.mark.parametrize(
     ("names", "most", "text"),
-    [("", 4, ""), ("a", 4, "a"), ("abcd", 4, "a, b, c, d"), ("abcde", 4, "a, b, c, d, e"),
-     ("abcdef", 4, "a, b, c, d and 2 more"), ("abcd", 1, "a and 3 more"), ("ab", 1, "a, b")],
-)  # fmt: skip
+    [("", 4, ""), ("abcde", 4, "a, b, c, d, e"), ("abcdef", 4, "a, b, c, d and 2 more"), ("abcd", 1, "a and 3 more")],
+)
 def test_a_list_is_shortened_if_that_leaves_out_more_than_one(names: str, most: int, text: str) -> None:
     assert named(iter(names), most) == text
     assert named(names) == text or most != 4
@@ -37,8 +36,6 @@ def test_a_count_has_its_noun() -> None:
     ("error", "text"),
     [
         (NixlPluginError("it failed"), "it failed"),
-        (NixlPluginError("it failed", "repair it"), "it failed\nremedy: repair it"),
-        (NixlPluginError("it failed", detail="line"), "it failed\nline"),
         (NixlPluginError("it failed", "repair it", "line"), "it failed\nremedy: repair it\nline"),
     ],
 )

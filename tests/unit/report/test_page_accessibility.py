@@ -133,15 +133,13 @@ def mixed(first: str, other: str, share: float) -> str:
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)
 
 
-@pytest.mark.parametrize("style", ["light", "dark", "print"])
+@pytest.mark.parametrize("style", ["light", "dark"])
 def test_every_text_and_line_stands_out_from_what_is_behind_it(text: str, style: str) -> None:
     """4.5 for text and 3 for what is drawn: level AA of WCAG 2."""
     colours = palettes(text)[style]
     backs = ["bg", "card"]
     texts = [(name, back) for name in ("text", "soft") for back in (*backs, "pass-bg", "warn-bg", "fail-bg")]
-    texts += [(name, "card") for name in ("pass", "warn", "fail")] + [
-        (f"{tone}", f"{tone}-bg") for tone in ("pass", "warn", "fail")
-    ]
+    texts += [(tone, back) for tone in ("pass", "warn", "fail") for back in ("card", f"{tone}-bg")]
     drawn = [(name, "card") for name in ("s0", "s1", "s2", "s3", "s4", "s5", "warn", "fail")]
     low = [(*pair, round(contrast(*(colours[name] for name in pair)), 2))
            for pairs, least in ((texts, 4.5), (drawn, 3)) for pair in pairs
@@ -172,12 +170,8 @@ def test_every_command_of_a_group_is_there_once_with_its_button(text: str) -> No
 @pytest.mark.parametrize(
     ("urls", "site"),
     [
-        (
-            ["NVIDIA NIXL, https://nixl.example", "Documentation, https://docs.example/nixl/"],
-            "https://docs.example/nixl",
-        ),
-        (["NVIDIA NIXL, https://nixl.example"], ""),
-        (["Documentation, javascript:alert(1)"], ""),
+        (["NIXL, https://nixl.example", "Documentation, https://docs.example/a/"], "https://docs.example/a"),
+        (["NIXL, https://nixl.example", "Documentation, javascript:alert(1)"], ""),
         (None, ""),
     ],
 )
@@ -212,10 +206,6 @@ def test_a_sentence_has_no_backtick_and_an_option_is_not_broken() -> None:
     whole = [element.words for element in Elements(text).found if element.attributes.get("class") == "word"]
     assert {"--peer=HOST", "--nixl-profile=tcp-loopback,", "-l"} <= set(whole)
     assert not {"", "--y."} & set(whole)
-    texts = [
-        element.inside[0].words for element in Elements(text).found if element.attributes.get("class") == "command"
-    ]
-    assert texts[0] == remedy.replace("`", "")
     rule = re.search(r"\.word \{([^}]*)\}", text)
     assert rule is not None
     assert "display: inline-block" in rule[1]
@@ -327,22 +317,7 @@ def test_axe_has_nothing_to_object_to(text: str, tmp_path: Path, in_frame: InFra
     good = page(RunReport(replace(recorded(2.0), results=(Result("nixl-loads", "x", Verdict.PASS),))))
     assert json.loads(in_frame(text, run, 1280, 900)) == json.loads(in_frame(good, run, 1280, 900)) == []
     broken = text
-    for old, new in (
-        ('<html lang="en">', "<html>"),
-        ("<h2>Rows</h2>", "<h2></h2>"),
-        ("<h2>Findings</h2>", "<h4>Findings</h4>"),
-        ("<main>", '<main><img src="data:,"><button type="button"></button>'),
-        ('role="img" aria-label=', 'role="img" data-label='),
-    ):
+    for old, new in (('<html lang="en">', "<html>"), ("<main>", '<main><button type="button"></button>')):
         assert old in broken
         broken = broken.replace(old, new)
-    faults = [
-        "button-name",
-        "empty-heading",
-        "empty-table-header",
-        "heading-order",
-        "html-has-lang",
-        "image-alt",
-        "svg-img-alt",
-    ]
-    assert json.loads(in_frame(broken, run, 1280, 900)) == faults
+    assert json.loads(in_frame(broken, run, 1280, 900)) == ["button-name", "html-has-lang"]
