@@ -41,6 +41,7 @@ class KeptStore(StoreClient):
         self._fails, self._wrong = fails, wrong
         self.objects: dict[str, bytes] = {}
         self.log: list[str] = []
+        self.sizes: list[int] = []
 
     def _asked(self, request: str) -> None:
         self.log.append(request)
@@ -50,6 +51,7 @@ class KeptStore(StoreClient):
     def put(self, key: str, content: bytes) -> None:
         self._asked("put")
         self.objects[key] = content
+        self.sizes.append(len(content))
 
     def get(self, key: str, offset: int, size: int) -> bytes:
         self._asked("get")
@@ -82,7 +84,7 @@ def test_a_probe_that_fails_says_why_and_deletes_its_object(fails: list[str], me
 def test_other_bytes_than_were_stored_are_a_fault_of_the_server() -> None:
     store = KeptStore()
     store.probe("k")
-    assert (store.log, store.objects) == (["put", "get", "delete"], {})
+    assert (store.log, store.objects, store.sizes) == (["put", "get", "delete"], {}, [1024])
     store = KeptStore(wrong=True)
     with pytest.raises(
         ObjectStoreError, match="the server s returned other bytes than were stored in bucket b"
