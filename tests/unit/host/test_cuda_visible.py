@@ -29,34 +29,21 @@ def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[i
     ("text", "visible_indices"),
     [
         (None, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("0", [0]),
         ("2,1", [2, 1]),  # CUDA's device 0 is the GPU 2
         (" 3 , 4", [3, 4]),
         ("0,2,-1,1", [0, 2]),  # the guide's own example
         ("0,8,1", [0]),
-        ("-1", []),
-        ("8", []),
-        ("", []),
-        ("  ", []),
-        ("NoDevFiles", []),
-        ("none", []),
         (",0", []),
-        ("0,", [0]),
-        ("1,1", []),
         ("0,1,0", []),
         ("+1", [1]),
         ("1gpu2,2", [1, 2]),
-        ("GPU-cc33", [2]),
         ("GPU-cc", [2]),
         ("gpu-cc33", []),
-        ("GPU-CC33,GPU-aa11", [2, 0]),
+        ("GPU-CC33, GPU-aa11", [2, 0]),
         ("GPU-aa", []),  # of two
-        ("GPU-", []),
         ("GPU-cc33,GPU-99,GPU-dd44", [2]),
-        ("GPU-cc33,3", [2]),
         ("3,GPU-cc33", [3]),
         ("GPU-cc33,GPU-cc", []),
-        ("MIG-GPU-dd44/1/0", [3]),
         ("MIG-GPU-dd44/1/0,MIG-GPU-ee55/1/0", [3]),
         ("MIG-/1/0", [None]),
         ("MIG-3f2b8a1e-0c44-5a8f-9a2f-0b5f0c4d9b11", [None]),
@@ -72,8 +59,7 @@ ENDS = "shows {} of this host's 8 GPUs: the list ends at {}, which matches no GP
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", " is empty: CUDA shows no GPU"),
-        ("-1", f"=-1 {ENDS.format(0, repr('-1'))}"),
+        ("  ", " is empty: CUDA shows no GPU"),
         ("0,1", "=0,1 shows 2 of this host's 8 GPUs"),
         ("GPU-aa11, GPU-9,1", f"=GPU-aa11, GPU-9,1 {ENDS.format(1, repr('GPU-9'))}"),
         ("0,1,2,3,4,5,6,7, 8", f"=0,1,2,3,4,5,6,7, 8 {ENDS.format(8, repr('8'))}"),
@@ -99,8 +85,3 @@ def test_gpus_of_several_models_are_numbered_by_pci_address_only_on_request(gpus
     assert indices(mixed, "1", CUDA_DEVICE_ORDER="PCI_BUS_ID") == [1]
     # A UUID identifies a GPU whatever the order.
     assert indices(mixed, "GPU-aa22") == [1]
-
-
-def test_host_without_gpus_shows_none() -> None:
-    assert visible((), {}).gpus == ()
-    assert visible((), {"CUDA_VISIBLE_DEVICES": "0"}).gpus == ()

@@ -25,7 +25,7 @@ from helpers.fake_sysfs import Tree, build, p5
 from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.cli.facts import markdown
+from pytest_nixl.cli.facts import markdown, near_lines
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hider
 from pytest_nixl.host.facts import Facts, gather
@@ -157,7 +157,6 @@ def test_only_addresses_that_other_hosts_reach_are_routable(node: Facts) -> None
 @pytest.mark.parametrize(
     ("topology", "profile", "gpu", "rate"),
     [
-        ("p5.48xl", "p5.48xlarge", "NVIDIA H100 80GB HBM3", "100 Gb/sec (4X EDR)"),
         ("p4d.24xl", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", "100 Gb/sec (4X EDR)"),
         # A p6 has two ConnectX adapters that only manage NVLink, and that a pod is not meant to have.
         ("p6-b200.48xl", "p6-b200.48xlarge", "NVIDIA B200", "400 Gb/sec (4X NDR)"),
@@ -238,15 +237,8 @@ def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree, tmp_path: Path)
     tree = healthy.copy(tmp_path / "tree")
     tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
     tree.remove("/dev/gdrdrv")
-    arguments = [
-        sys.executable,
-        "-m",
-        "pytest_nixl.cli",
-        "doctor",
-        f"--root={tree.folder}",
-        "--profile=p5.48xlarge",
-        "-v",
-    ]
+    options = ("--profile=p5.48xlarge", f"--root={tree.folder}", "-v")
+    arguments = [sys.executable, "-m", "pytest_nixl.cli", "doctor", *options]
     with subprocess.Popen(arguments, stdout=theirs, env=environment(TERM="xterm", NO_COLOR=""), cwd=ROOT) as doctor:
         os.close(theirs)
         shown = b""
@@ -280,20 +272,9 @@ def test_wrong_argument_is_reported_in_one_sentence(arguments: tuple[str, ...], 
     assert "Traceback" not in done.stderr
 
 
-def test_tree_of_another_form_is_refused_in_one_sentence(healthy: Tree, tmp_path: Path) -> None:
-    tree = healthy.copy(tmp_path / "tree")
-    tree.answer("nvml", {"gpus": [{"index": 0}]})
-    done = command("doctor", f"--root={tree.folder}")
-    assert done.returncode == 2
-    assert str(tree.folder) in done.stderr
-    assert "KeyError('pci')" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_template_of_a_node_is_printed(healthy: Tree, node: Facts) -> None:
-    printed = command("facts", f"--root={healthy.folder}", "--markdown").stdout
-    assert printed == "\n".join(markdown(node)) + "\n"
-    assert printed.startswith("Node:\n- Hostname: node-a\n")
+def test_the_template_of_a_node_and_its_nearest_cards_are_printed(healthy: Tree, node: Facts) -> None:
+    for option, lines in (("--markdown", markdown(node)), ("--near", near_lines(node))):
+        assert command("facts", f"--root={healthy.folder}", option).stdout == "\n".join(lines) + "\n"
 
 
 # Secrets.

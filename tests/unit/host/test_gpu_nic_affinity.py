@@ -13,7 +13,6 @@ from helpers.efa_counters import recorded_run
 from helpers.fake_sysfs import TOPOLOGY, Tree, build, facts_of, p5, read_tree
 from helpers.hwloc import read_hwloc
 
-from pytest_nixl.cli import main
 from pytest_nixl.cli.facts import near_lines
 from pytest_nixl.host.devices import FAR, NODE, ROOT, SWITCH, UNPLACED, GpuNics, Placed, Topology, distance, share
 
@@ -46,14 +45,6 @@ def test_gpus_share_too_few_cards_evenly() -> None:
     }
     assert set(Counter(gpu_nics.own for gpu_nics in near).values()) == {2}
     assert [gpu_nics.own for gpu_nics in facts_of("g5.48xl").near] == [("rdmap0s21",)] * 8
-
-
-def test_two_gpus_under_one_switch_get_one_of_its_two_cards_each() -> None:
-    recorded = facts_of("p6-b200.48xl")
-    near = Topology.of(recorded.gpu, recorded.efa).nearest()
-    assert [len(gpu_nics.devices) for gpu_nics in near] == [2] * 8
-    assert set(Counter(gpu_nics.own for gpu_nics in near).values()) == {1}
-    assert len({name for gpu_nics in near for name in gpu_nics.own}) == 8
 
 
 @pytest.mark.parametrize(
@@ -178,17 +169,6 @@ def test_ports_that_manage_nvlink_are_near_no_gpu(healthy: Tree, tmp_path: Path)
     facts = read_tree(tree)
     assert [card.name for card in facts.rdma if card.manages_nvlink] == ["mlx5_3"]
     assert "mlx5_3" not in {name for gpu_nics in facts.near for name in (*gpu_nics.devices, *gpu_nics.own)}
-
-
-def test_nearest_cards_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tree = build(tmp_path / "tree", "p6-b200.48xl", gpu="NVIDIA B200", rate="400 Gb/sec (4X NDR)")
-    assert main(["facts", "--near", "--root", str(tree.folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8
-    assert lines[0] == (
-        "GPU 0 (0000:51:00.0, NUMA node 0): rdmap79s0, rdmap80s0 (under the same PCI switch); when all GPUs are used, "
-        "only: rdmap79s0; UCX_NET_DEVICES=rdmap79s0:1"
-    )
 
 
 def test_card_near_no_gpu_is_idle() -> None:

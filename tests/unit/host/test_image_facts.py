@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.copied_wheel import installed_library
 from helpers.fake_sysfs import Asking, Tree
 
@@ -21,17 +20,13 @@ from pytest_nixl.nixl.installed import nixl_packages, torch_version
 TORCH = "/t/version.py"
 LACKS = "libx.so, which libplugin_UCX.so needs, was not found"
 MISSING = {"soname": "libx.so", "versions": [], "words": LACKS}
+PLUGIN = {
+    **{"name": "UCX", "path": "/p/libplugin_UCX.so", "error": "no"},
+    **{"missing": [MISSING], "remedies": {"libx.so": "r"}},
+}
 ANSWER: dict[str, Any] = {
     "plugin_folder": "/p",
-    "plugins": [
-        {
-            "name": "UCX",
-            "path": "/p/libplugin_UCX.so",
-            "error": "no",
-            "missing": [MISSING],
-            "remedies": {"libx.so": "r"},
-        }
-    ],
+    "plugins": [PLUGIN],
     "packages": {"nixl-cu12": "1.5.1"},
     "nixl_ep": {"path": "/n/nixl_ep", "why": "it does not fit"},
     "torch": {"version": "2.9.0+cu128", "cuda": "12.8", "path": TORCH},
@@ -46,6 +41,8 @@ ANSWER: dict[str, Any] = {
         "providers": [{"name": "efa", "abi": 34, "path": "/e", "library": "/v"}],
     },
 }
+#: What a worker answers of a backend that it created, besides the plugin.
+BACKEND: dict[str, Any] = {"missing": [], "error": "", "remedy": "", "memories": [], "versions": {}}
 
 
 def image(folder: Path, answer: Any, **nixl: Any) -> tuple[ImageFacts, Software]:
@@ -89,73 +86,25 @@ def test_every_answer_about_an_image_is_a_fact(tmp_path: Path) -> None:
         providers=(VerbsProvider("efa", 34, "/e", "/v"),),
     )
     # The libfabric that a worker has loaded counts more than what its package says.
-    backends = {
-        "LIBFABRIC": {
-            "plugin": "",
-            "missing": [],
-            "error": "",
-            "remedy": "",
-            "memories": [],
-            "versions": {"libfabric": "2.3"},
-        }
-    }
-    loaded, software = image(tmp_path / "loaded", ANSWER, **{**nixl, "backends": backends})
+    backend = {**BACKEND, "plugin": "", "versions": {"libfabric": "2.3"}}
+    loaded, software = image(tmp_path / "loaded", ANSWER, **{**nixl, "backends": {"LIBFABRIC": backend}})
     assert (software.libfabric.value, loaded.versions["libfabric"]) == ("2.3", software.libfabric)
     assert replace(loaded, versions=versions) == facts
 
 
-@pytest.mark.parametrize(
-    ("answer", "reasons"),
-    [
-        (
-            None,
-            {"plugins": NOT_RECORDED, "torch": NOT_RECORDED, "torch_cuda": NOT_RECORDED, "nixl_ep": NOT_RECORDED},
-        ),
-        (
-            {},
-            {
-                "plugins": "there is no such folder beside NIXL's library",
-                "torch": "torch is not installed",
-                "torch_cuda": "torch is not installed",
-                "nixl_ep": "the loaded NIXL has no nixl_ep",
-            },
-        ),
-    ],
-    ids=["not recorded", "empty"],
-)
-def test_what_an_image_does_not_have_is_unknown_with_its_reason(
-    tmp_path: Path, answer: Any, reasons: dict[str, str]
-) -> None:
-    facts, software = image(tmp_path, answer)
-    nothing = "the loaded module", "neither the loaded module nor a loaded libcudart says it"
-    torch = Fact[str](None, "torch/version.py", reasons["torch"])
-    names = ("nixl", "ucx", "libfabric", "efa_installer")
-    assert facts == ImageFacts(
-        plugins=Fact(None, "the folder of NIXL's plugins", reasons["plugins"]),
-        nixl_packages={},
-        nixl_cuda=Fact(None, *nothing),
-        torch=torch,
-        torch_cuda=Fact(None, "torch/version.py", reasons["torch_cuda"]),
-        nixl_ep=Fact(None, "nixl_ep", reasons["nixl_ep"]),
-        versions={**{name: getattr(software, name) for name in names}, "torch": torch},
-        device_code=(),
-        verbs=(),
-        providers=(),
-    )
-
-
-def test_a_torch_without_cuda_and_kernels_that_fit_or_cannot_be_judged(tmp_path: Path) -> None:
-    torch = {"version": "2.9.0", "cuda": "", "path": TORCH}
-    kernels = {"path": "/n/nixl_ep", "why": "", "unknown": "there is no torch"}
-    facts, _ = image(tmp_path / "a", {**ANSWER, "torch": torch, "nixl_ep": kernels}, nixl_module="/opt/nixl/_api.py")
-    assert facts.torch_cuda == Fact(None, TORCH, f"{TORCH} says that it is built without CUDA")
-    assert facts.nixl_ep == Fact(None, "/n/nixl_ep", "there is no torch")
-    nothing = "neither the loaded module nor a loaded libcudart says it"
-    assert facts.nixl_cuda == Fact(None, "/opt/nixl/_api.py", nothing)
-    fitting, _ = image(
-        tmp_path / "b", {**ANSWER, "nixl_ep": {"path": "/n/nixl_ep", "why": ""}}, libraries=["/l/libcudart.so.13"]
-    )
-    assert (fitting.nixl_ep, fitting.nixl_cuda) == (Fact(True, "/n/nixl_ep"), Fact(13, "/l/libcudart.so.13"))
+def test_what_an_image_does_not_have_is_unknown_with_its_reason(tmp_path: Path) -> None:
+    torch, no_kernels = "torch/version.py", "nixl_ep"
+    no_cuda = "neither the loaded module nor a loaded libcudart says it"
+    unasked, _ = image(tmp_path / "unasked", None)
+    assert unasked.torch == unasked.torch_cuda == Fact(None, torch, NOT_RECORDED)
+    assert unasked.nixl_ep == Fact(None, no_kernels, NOT_RECORDED)
+    assert unasked.nixl_cuda == Fact(None, "the loaded module", no_cuda)
+    empty, _ = image(tmp_path / "empty", {}, nixl_module="/opt/nixl/_api.py")
+    assert empty.torch == empty.torch_cuda == Fact(None, torch, "torch is not installed")
+    assert empty.nixl_ep == Fact(None, no_kernels, "the loaded NIXL has no nixl_ep")
+    assert empty.nixl_cuda == Fact(None, "/opt/nixl/_api.py", no_cuda)
+    unjudged, _ = image(tmp_path / "unjudged", {"nixl_ep": {"path": "/n", "why": "", "unknown": "there is no torch"}})
+    assert unjudged.nixl_ep == Fact(None, "/n", "there is no torch")
 
 
 class Plugins:
@@ -215,8 +164,7 @@ def test_the_files_of_this_host_are_asked(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_plugins_is_that_of_the_variable_or_of_a_created_backend(tmp_path: Path) -> None:
-    backend = {"missing": [], "error": "", "remedy": "", "memories": [], "versions": {}}
-    backends = {"A": {**backend, "plugin": ""}, "B": {**backend, "plugin": f"{tmp_path}/libplugin_B.so"}}
+    backends = {"A": {**BACKEND, "plugin": ""}, "B": {**BACKEND, "plugin": f"{tmp_path}/libplugin_B.so"}}
     used, folders = asked(tmp_path / "a", {}, backends=backends)
     assert (used["plugin_folder"], folders) == (str(tmp_path), [(str(tmp_path), "")])
     named, folders = asked(tmp_path / "b", {"NIXL_PLUGIN_DIR": "/no/such"}, backends=backends)

@@ -32,14 +32,14 @@ class OfGpu(OfCuda):
 class OnDevice:
     """An array with only DLPack, on a device of any type."""
 
-    def __init__(self, kind: int, number: int = 0, array: Any = BLOCK) -> None:
-        self._device, self._array = (kind, number), array
+    def __init__(self, kind: int, number: int = 0) -> None:
+        self._device = (kind, number)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device
 
     def __dlpack__(self) -> object:
-        return self._array.__dlpack__()
+        return BLOCK.__dlpack__()
 
 
 class OfNumpy:
@@ -51,8 +51,8 @@ class OfNumpy:
 
 @pytest.mark.parametrize(
     "array",
-    [BLOCK, BLOCK.T, BLOCK.transpose(1, 2, 0), BLOCK[:], BLOCK.reshape(2, 1, 12), OfNumpy(BLOCK), OfNumpy(BLOCK.T)],
-    ids=["plain", "transposed", "in another order", "a view", "with an axis of one", "old", "old, transposed"],
+    [BLOCK.transpose(1, 2, 0), BLOCK.reshape(2, 1, 12), OfNumpy(BLOCK.T)],
+    ids=["in another order", "with an axis of one", "old"],
 )
 def test_block_of_host_memory_is_described_in_any_order_of_its_axes(array: Any) -> None:
     assert descriptor_of(array) == (ADDRESS, 192, 0, "DRAM")
@@ -60,20 +60,15 @@ def test_block_of_host_memory_is_described_in_any_order_of_its_axes(array: Any) 
 
 def test_part_that_is_one_block_is_described() -> None:
     assert descriptor_of(BLOCK[1]) == (ADDRESS + 96, 96, 0, "DRAM")
-    assert descriptor_of(BLOCK[1, 2, 3:]) == (ADDRESS + 184, 8, 0, "DRAM")
 
 
 @pytest.mark.parametrize(
     ("interface", "expected"),
     [
-        ({"shape": (10, 10), "typestr": "<f2"}, (4096, 200, 3, "VRAM")),
         ({"shape": (10, 10), "typestr": "<f2", "strides": None, "stream": 1, "mask": None}, (4096, 200, 3, "VRAM")),
         ({"shape": (10, 10), "typestr": "<f2", "strides": (2, 20)}, (4096, 200, 3, "VRAM")),
-        ({"shape": (), "typestr": "<c16"}, (4096, 16, 3, "VRAM")),
         # The stride of an axis of one element is never used, and may be any number.
         ({"shape": (1, 10), "typestr": "<f2", "strides": (4096, 2)}, (4096, 20, 3, "VRAM")),
-        ({"shape": (10, 1), "typestr": "<f2", "strides": (2, 0)}, (4096, 20, 3, "VRAM")),
-        ({"shape": (1,), "typestr": "<f4", "strides": (8,)}, (4096, 4, 3, "VRAM")),
     ],
 )
 def test_gpu_memory_is_described_by_the_cuda_array_interface(
@@ -82,18 +77,10 @@ def test_gpu_memory_is_described_by_the_cuda_array_interface(
     assert descriptor_of(OfGpu(data=(4096, False), version=3, **interface)) == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "memory"), [(1, "DRAM"), (3, "DRAM"), (11, "DRAM"), (2, "VRAM"), (13, "VRAM"), (10, "VRAM")]
-)
-def test_memory_is_described_by_dlpack(kind: int, memory: str) -> None:
-    assert descriptor_of(OnDevice(kind, 3)) == (ADDRESS, 192, 0, memory), "the device is that of the capsule"
-
-
-def test_description_does_not_free_the_array() -> None:
-    array = np.full(1000, 7, np.uint8)
-    for _ in range(1000):
-        descriptor_of(array)
-    assert int(array.sum()) == 7000
+def test_memory_is_described_by_dlpack() -> None:
+    for memory, kinds in (("DRAM", (1, 3, 11)), ("VRAM", (2, 10, 13))):
+        for kind in kinds:
+            assert descriptor_of(OnDevice(kind, 3)) == (ADDRESS, 192, 0, memory), "the device is that of the capsule"
 
 
 def test_the_gpu_of_an_array_that_does_not_report_it_is_that_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,24 +114,20 @@ def read_only(array: Any) -> Any:
     return array
 
 
-STRIDED = "this {} is not one block of memory (strides {}): pass a contiguous copy"
+STRIDED = "this ndarray is not one block of memory (strides {}): pass a contiguous copy"
 READ_ONLY = "this {} is read-only, but NIXL registers memory for writing: pass a copy"
-NO_BYTES = "this {} of shape {} has no bytes"
 NO_ARRAY = "a value of type bytes is not an array: expected __cuda_array_interface__, DLPack or __array_interface__"
 
 
 @pytest.mark.parametrize(
     ("array", "error", "message"),
     [
-        (BLOCK[:, ::2], ValueError, STRIDED.format("ndarray", (96, 64, 8))),
-        (BLOCK[::-1], ValueError, STRIDED.format("ndarray", (-96, 32, 8))),
-        (BLOCK[:, 1:2], ValueError, STRIDED.format("ndarray", (96, 32, 8))),
-        (BLOCK[:0], ValueError, NO_BYTES.format("ndarray", (0, 3, 4))),
+        (BLOCK[::-1], ValueError, STRIDED.format((-96, 32, 8))),
+        (BLOCK[:, :, ::2], ValueError, STRIDED.format((96, 32, 16))),
+        (BLOCK[:0], ValueError, "this ndarray of shape (0, 3, 4) has no bytes"),
         (read_only(BLOCK), ValueError, "this ndarray *: pass a * copy"),
-        (OfNumpy(read_only(BLOCK)), ValueError, READ_ONLY.format("OfNumpy")),
         (OfGpu(shape=(4,), typestr="<f4", data=(4096, True)), ValueError, READ_ONLY.format("OfGpu")),
-        (OfGpu(shape=(4,), typestr="<f4", data=(4096, False), strides=(8,)), ValueError, STRIDED.format("OfGpu", (8,))),
-        (OfGpu(shape=(4, 0), typestr="<f4", data=(0, False)), ValueError, NO_BYTES.format("OfGpu", (4, 0))),
+        (OfNumpy(read_only(BLOCK)), ValueError, READ_ONLY.format("OfNumpy")),
         (OfGpu(shape=(4,), typestr="<f4", data=(1, False), mask=BLOCK), ValueError, "this OfGpu has a mask: *"),
         (OfTorch(RuntimeError("requires grad")), ValueError, "this OfTorch requires a gradient: pass its detach()"),
         (OnDevice(4), TypeError, "this OnDevice is on a device of DLPack type 4: expected host or GPU memory"),

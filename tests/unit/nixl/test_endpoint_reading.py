@@ -21,16 +21,10 @@ AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
 
 
 #: A text as a port; None: gRPC refuses it.
-PORTS = {
-    **{"0": 0, "2379": 2379, "65535": 65535, "+002379": 2379, " \t2379": 2379},
-    **dict.fromkeys(("", "x", "-1", "++1", "65536", "123456", "٣", "1" * 40)),
-}
+PORTS = {"65535": 65535, " \t2379": 2379, **dict.fromkeys(("++1", "65536", "123456"))}
 #: Whether only the C library reads a text as an address.
-SHORT_NUMBERS = {
-    **dict.fromkeys(("127.1", "2130706433", "0", "0x7f", "0X7F.1"), True),
-    **dict.fromkeys(("", "x7", "1a", "h", "0y7", "a.1"), False),
-}
-QUOTED = {"h": "'h'", "é\n": "'\\xe9\\n'", "a" * 200: f"'{'a' * 200}'", "a" * 201: f"'{'a' * 200}...'"}
+SHORT_NUMBERS = {"127.1": True, "0X7F.1": True, "x7": False, "1a": False, "0y7": False}
+QUOTED = {"é\n": "'\\xe9\\n'", "a" * 200: f"'{'a' * 200}'", "a" * 201: f"'{'a' * 200}...'"}
 
 
 def test_a_part_of_a_value_is_read_and_quoted() -> None:
@@ -39,22 +33,10 @@ def test_a_part_of_a_value_is_read_and_quoted() -> None:
     assert {text: quoted(text) for text in QUOTED} == QUOTED
 
 
-@pytest.mark.parametrize(
-    ("host", "service", "family", "addresses"),
-    [
-        ("h", "1", AF_INET, ("192.0.2.1",)),
-        ("a_b.c-d.", "1", AF_INET, ("192.0.2.1",)),
-        ("127.1", "1", AF_INET, ("127.0.0.1",)),
-        *[(host, "1", AF_INET, ()) for host in ("", "-h", "a b", "a..b", "1.2.3.4.5", "0x1ffffffff", "h@", ".h")],
-        ("h", "x", AF_INET, ()),
-        ("h", "1", AF_INET6, ()),
-        ("::1", "1", AF_INET6, ("::1",)),
-    ],
-)
-def test_a_name_is_supposed_to_resolve_if_it_is_well_formed(
-    host: str, service: str, family: socket.AddressFamily, addresses: tuple[str, ...]
-) -> None:
-    assert suppose(host, service, family) == addresses
+def test_a_name_is_supposed_to_resolve_if_it_is_well_formed() -> None:
+    assert suppose("a_b.c-d.", "1", AF_INET) == ("192.0.2.1",)
+    refused = [*[(host, "1", AF_INET) for host in ("a..b", "1.2.3.4.5")], ("h", "x", AF_INET), ("h", "1", AF_INET6)]
+    assert [suppose(*arguments) for arguments in refused] == [()] * len(refused)
 
 
 def test_the_c_library_is_asked_for_bytes_and_an_address_has_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,36 +66,30 @@ def test_the_c_library_is_asked_for_bytes_and_an_address_has_its_zone(monkeypatc
 
 #: IPv4 and IPv6 addresses of some hosts; NIXL's client has room for 15 characters.
 RESOLVED = {
-    "v4": (("10.0.0.1", "10.0.0.2"), ("2001:db8::4",)),
-    "short": ((), ("2001:db8::1", "2001:db8:1234::1")),
+    "v4": (("10.0.0.1", "10.0.0.2"), ()),
+    "short": ((), ("2001:db8:123::1", "2001:db8:1234::1")),
     "long": ((), ("2001:db8:1234::1",)),
 }
-ONLY = f"NIXL reports only {INVALID!r}"
 TOO_LONG = "resolves only to IPv6 addresses that are too long for the buffer of NIXL's client"
-UNRESOLVED = f"which does not resolve to an IPv4 address; {ONLY}"
 SKIPPED = "is an IPv6 address, which NIXL skips if another member has an IPv4 address"
-NOTES = [f"NIXL skips {member}" for member in (f"'short:1' {{}} {SKIPPED}", f"'long:3' {{}} {TOO_LONG}")]
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "contacts"),
+    ("text", "contacts", "reason", "notes"),
     [
-        ("v4:1", "it contacts 10.0.0.1:1 and 10.0.0.2:1", "10.0.0.1:1 10.0.0.2:1"),
-        ("v4:1,v4:1", "it contacts 10.0.0.1:1 and 10.0.0.2:1", "10.0.0.1:1 10.0.0.2:1"),
-        ("short:1", "it contacts [2001:db8::1]:1", "[2001:db8::1]:1"),
-        ("[::1]:5", "it contacts [::1]:5", "[::1]:5"),
-        ("long:1", f"'long:1' {TOO_LONG}; {ONLY}", ""),
-        ("none:1", f"'none:1' has the host 'none', {UNRESOLVED}", ""),
-        ("[x]:5", f"'[x]:5' has the host '[x]', {UNRESOLVED}", ""),
-        ("short:1;v4:2,long:3,", "it contacts 10.0.0.1:2 and 10.0.0.2:2", "10.0.0.1:2 10.0.0.2:2"),
+        ("short:1", "[2001:db8:123::1]:1", "it contacts [2001:db8:123::1]:1", []),
+        ("long:1", "", f"'long:1' {TOO_LONG}; NIXL reports only {INVALID!r}", []),
+        ("short:1;v4:2,long:3,", "10.0.0.1:2 10.0.0.2:2", "it contacts 10.0.0.1:2 and 10.0.0.2:2",
+         [f"'short:1' without a message: it {SKIPPED}", f"'long:3' without a message: it {TOO_LONG}"]),
     ],
-)
-def test_an_address_is_read_from_each_member_that_resolves(text: str, reason: str, contacts: str) -> None:
+)  # fmt: skip
+def test_an_address_is_read_from_each_member_that_resolves(
+    text: str, contacts: str, reason: str, notes: list[str]
+) -> None:
     def resolver(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
-        return RESOLVED.get(host, ((), ()))[family is AF_INET6]
+        return RESOLVED[host][family is AF_INET6]
 
     reading = read_as_nixl(text, resolver)
     assert (reading.reason, reading.works) == (reason, bool(contacts))
     assert list(map(str, reading.contacts)) == contacts.split()
-    skipped = [note.format("without a message: it") for note in NOTES] if ";" in text else []
-    assert [note.text for note in reading.notes] == skipped
+    assert [note.text for note in reading.notes] == [f"NIXL skips {note}" for note in notes]

@@ -65,12 +65,6 @@ class KeptStore(StoreClient):
         self.log.append("close")
 
 
-def test_a_probe_leaves_no_object_and_reads_what_it_stored() -> None:
-    store = KeptStore()
-    store.probe("k")
-    assert (store.log, store.objects, store.sizes) == (["put", "get", "delete"], {}, [1024])
-
-
 @pytest.mark.parametrize(
     ("fails", "message", "log"),
     [
@@ -88,9 +82,13 @@ def test_a_probe_that_fails_says_why_and_deletes_its_object(fails: list[str], me
 
 
 def test_other_bytes_than_were_stored_are_a_fault_of_the_server() -> None:
+    store = KeptStore()
+    store.probe("k")
+    assert (store.log, store.objects, store.sizes) == (["put", "get", "delete"], {}, [1024])
     store = KeptStore(wrong=True)
-    expected_text = "the server s returned other bytes than were stored in bucket b"
-    with pytest.raises(ObjectStoreError, match=expected_text) as caught:
+    with pytest.raises(
+        ObjectStoreError, match="the server s returned other bytes than were stored in bucket b"
+    ) as caught:
         store.probe("k")
     assert (caught.value.kind, store.objects) == ("server", {})
 
@@ -117,17 +115,12 @@ def test_a_server_that_took_too_long_is_asked_nothing_more() -> None:
     released.set()
 
 
-@pytest.mark.parametrize("seconds", [-3600, 0, 3600])
-def test_the_clock_of_a_server_is_compared_by_its_date(seconds: int) -> None:
-    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=seconds), usegmt=True)
-    ahead = clock_ahead(date)
+def test_the_clock_of_a_server_is_compared_by_its_date() -> None:
+    ahead = clock_ahead(format_datetime(datetime.now(timezone.utc) + timedelta(seconds=3600), usegmt=True))
     assert ahead is not None
-    assert abs(ahead - seconds) < 60
-
-
-@pytest.mark.parametrize("date", [None, "", "yesterday", "Sat, 01 Jan 2022 00:00:00 -0000"])
-def test_a_date_that_is_none_says_nothing_of_the_clock(date: str | None) -> None:
-    assert clock_ahead(date) is None
+    assert abs(ahead - 3600) < 60
+    for date in (None, "yesterday", "Sat, 01 Jan 2022 00:00:00 -0000"):
+        assert clock_ahead(date) is None, date
 
 
 def test_faults_are_found_by_each_code_and_status_of_an_answer() -> None:
@@ -148,7 +141,6 @@ def tls_error(kind: type[ssl.SSLError], **attributes: str) -> ssl.SSLError:
     ("error", "message", "kind"),
     [
         (socket.gaierror(-2, "Unknown name"), "has a host name that does not resolve (Unknown name)", "address"),
-        (TimeoutError(), "did not answer within 2.5 s", "address"),
         (tls_error(ssl.SSLError, reason="WRONG"), "does not speak TLS (WRONG)", "no_tls"),
         (tls_error(ssl.SSLCertVerificationError, verify_message="of nobody"),
          "has a certificate that is not trusted (of nobody)", "untrusted"),
