@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -222,18 +223,34 @@ def roster(members: Sequence[tuple[str, str, int]], changes: int) -> KeyValue:
 
 
 def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
-    membership = registration()
+    """The client is a double, with which the barrier is open and the roster is this one."""
+
+    def transaction(payload: object, *, repeatable: bool) -> dict[str, Any]:
+        items: list[dict[str, Any]] = [
+            {"key": encode(f"{ROOT}run/gate"), "value": encode(b'{"passed": 9}')},
+            {"key": encode(written.key), "value": encode(written.value), "mod_revision": 7},
+        ]
+        ranges = [{"response_range": {"kvs": [item]}} for item in items]
+        puts = [{"response_put": {}}, {"response_delete_range": {}}, {"response_range": {"count": 1}}]
+        return {"header": {"revision": "9"}, "succeeded": True, "responses": [*puts, *ranges]}
+
+    membership = registration(SimpleNamespace(transaction=transaction, lease=lambda ttl: SimpleNamespace(id=1, ttl=60)))
+    membership.grant(time.monotonic() + 60)
     our_member = member(0, membership.token)
     roster_of_two = Roster.of(roster([our_member, member(1, "second")], 1))
     membership.accept(roster_of_two, 0, 5)
     for refused in (roster([our_member, member(1, "first")], 0), roster([member(0), member(1)], 2)):
-        membership._take(refused)
+        written = refused
+        membership.barrier(1)
         assert membership.members == roster_of_two.members
         assert membership.values.ignored == {
             f"{ROOT}run/frozen": "it is the roster of another run, or an older roster of this run"
         }
-    membership._take(roster([our_member, member(1, "third")], 2))
+    written = roster([our_member, member(1, "third")], 2)
+    membership.barrier(1)
     assert membership.members[1].token == "third"
+    with pytest.raises(AttributeError):  # the lease is a double, which cannot be ended
+        membership.leave()
 
 
 MANY = [Member(rank, *member(rank)) for rank in range(200)]
@@ -252,18 +269,30 @@ def test_a_key_is_ignored_once_and_not_too_many_are_remembered(caplog: pytest.Lo
     assert caplog.messages[0].startswith(f"the key '{arrival(0).key}' is ignored: ")
 
 
-def test_what_is_read_after_a_compaction_is_what_was_written_since_and_what_is_gone() -> None:
-    """The etcd is a double, compacted up to 20."""
+def test_what_follows_a_key_goes_on_after_its_last_event(clock: KnownClock) -> None:
+    """First comes what the keys show, and that known ones are gone. The etcd is a double, compacted up to 20."""
+    closed, opened = threading.Event(), list[list[int]]()
     old, new, other = (
         {"key": encode(key), "mod_revision": revision} for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9))
     )
     listed = [{"response_range": {"kvs": keys}} for keys in ([old, new], [other])]
-    answer = {"header": {"revision": "20"}, "succeeded": True, "responses": listed}
+
+    def watch(*watched: Watched, seconds: float) -> Iterator[WatchEvent]:
+        assert [(span.prefix, span.deletions) for span in watched] == [(True, False), (True, True)]
+        opened.append([span.since for span in watched])
+        if len(opened) == 3:
+            closed.set()
+        yield WatchEvent(KeyValue("r/c", b"", 1, 20 + 5 * len(opened), 1), deleted=False)
+
+    client: Any = SimpleNamespace(
+        watch=watch, transaction=lambda _: {"header": {"revision": "20"}, "succeeded": True, "responses": listed}
+    )
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
-    client: Any = SimpleNamespace(transaction=lambda _: answer)
-    rest, events = registration()._read_anew(client, watched, ["m/x", "m/gone"])
-    assert [span.since for span in rest] == [21, 21]
-    assert [(event.item.key, event.deleted) for event in events] == [("r/b", False), ("m/gone", True)]
+    events = list(registration().follow(client, *watched, closed=closed, known=["m/x", "m/gone"]))
+    assert [(event.item.key, event.item.mod_revision, event.deleted) for event in events] == [
+        ("r/b", 8, False), ("m/gone", 20, True), ("r/c", 25, False), ("r/c", 30, False),
+    ]  # fmt: skip
+    assert opened == [[21, 21], [26, 21], [31, 21]]
 
 
 class WaitingClient:
