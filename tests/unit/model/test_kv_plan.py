@@ -43,7 +43,7 @@ def io_bytes(planned: KvPlan) -> int:
 def test_kvbench_plans_the_same_blocks_counts_and_bytes(name: str) -> None:
     per_token, (size, count), _ = PLANNED[name]
     ours = plan(name)
-    assert io_bytes(ours) == size
+    assert (io_bytes(ours), ours.decode_block_bytes) == (size, ours.block_bytes)
     assert ours.layers * ours.blocks == ours.descriptors // ours.tensors_per_layer == count
     assert ours.bytes_per_rank == size * count == 8192 * per_token
     assert replace(KV_MODELS[name], dtype="fp8").bytes_per_token == per_token
