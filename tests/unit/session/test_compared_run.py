@@ -69,6 +69,7 @@ def test_the_baseline_is_read_before_anything_is_measured(tmp_path: Path, make_s
         (str(tmp_path), "", "nixl:1"),
         ("nixl:0", str(tmp_path), "nixl:0"),
         (str(tmp_path / "none.json"), "", None),  # this run makes the first one
+        ("", "", None),
     ):
         run = a_run(make_settings(baseline=baseline, store=store))
         find(run)
@@ -115,6 +116,8 @@ def test_one_more_launch_is_made_if_it_could_decide(
     compared = a_run(make_settings(baseline="nixl:0"), baseline=baseline)
     assert another_to_compare(samples(launches), compared) is wanted
     assert not another_to_compare(samples(launches), a_run(make_settings(), baseline=baseline))
+    narrow = a_run(make_settings(baseline="nixl:0", max_regression=0.001), baseline=baseline)
+    assert another_to_compare(samples(FAST), narrow) is (KEY in before)
     # The same with an image that is measured in turn.
     others = {row: samples(values, row) for row, values in ((ROW, before.get(KEY)), (OTHER, before.get(key("4KiB"))))
               if values}  # fmt: skip
