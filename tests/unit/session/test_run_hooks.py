@@ -120,30 +120,19 @@ def test_a_result_is_sent_between_processes_as_plain_data(results: Any) -> None:
         assert sent(results.pytest_report_from_serializable(), other) == other
 
 
-@pytest.mark.parametrize(
-    ("values", "verbosity", "late"),
-    [
-        ({}, 0, True),
-        ({"configured": True}, 0, False),
-        ({"no_header": True}, 0, False),
-        ({}, -1, False),
-        ({}, 2, True),
-        ({"parallel": True}, 0, False),
-    ],
-)
-def test_the_header_is_written_once_at_the_start_or_after_the_collection(
-    values: dict[str, bool], verbosity: int, late: bool, scene: Scene
-) -> None:
-    scene.set(**values)
-    scene.config.get_verbosity.return_value = verbosity
+def test_the_header_comes_after_the_collection_if_only_a_test_uses_the_plugin(scene: Scene) -> None:
     scene.log.header.side_effect = lambda settings, placement, verbosity: ["a \x1bline", f"{verbosity}"]
-    scene.log.without_benchmark_header.side_effect = lambda config, headers: headers[1:]
-    hooks, lines = scene.hooks(), ["a \\x1bline", f"{verbosity}"]
-    headers = hooks.report_header(["of pytest-benchmark", "of pytest"])
-    assert headers == (["of pytest", lines] if "configured" in values else ["of pytest-benchmark", "of pytest"])
-    assert hooks.report_collectionfinish() == [], "no test has used the plugin"
+    scene.config.get_verbosity.return_value = 2
+    hooks = scene.hooks()
+    assert hooks.report_header(["of pytest"]) == ["of pytest"]
+    assert hooks.report_collectionfinish() == []
     scene.run.collected.used = True
-    assert hooks.report_collectionfinish() == (lines if late else [])
+    assert hooks.report_collectionfinish() == ["a \\x1bline", "2"]
+    scene.set(parallel=True)
+    assert hooks.report_collectionfinish() == []
+    scene.set(configured=True)
+    scene.log.without_benchmark_header.side_effect = lambda config, headers: headers[1:]
+    assert hooks.report_header(["of pytest-benchmark", "of pytest"]) == ["of pytest", ["a \\x1bline", "2"]]
 
 
 def definition(check: bool) -> Any:
