@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from helpers.torch_for_nixl import wants_cuda
 
 from pytest_nixl.model import nixl_releases
 
@@ -45,3 +47,14 @@ def test_packages_and_error_classes_are_known_by_name() -> None:
     assert [nixl_releases.wheel_for(cuda) for cuda in (11, 12, 13)] == ["", "nixl-cu12", "nixl-cu13"]
     modules = ("nixl_cu12._bindings", "nixl._bindings", "other._bindings", "nixl._api")
     assert [nixl_releases.is_error(module) for module in modules] == [True, True, False, False]
+
+
+def metadata(*requires: str) -> dict[str, Any]:
+    return {"install": [{"metadata": {"requires_dist": list(requires)}}]}
+
+
+def test_torch_that_needs_cuda_is_not_installed_for_older_releases() -> None:
+    assert not wants_cuda(metadata("filelock", "sympy>=1.13.3"))
+    assert wants_cuda(metadata("filelock", "nvidia-cublas==13.0; platform_system == 'Linux'"))
+    assert wants_cuda(metadata("cuda-bindings<14,>=13.0.3"))
+    assert wants_cuda({"install": []}), "there is none for this Python"
