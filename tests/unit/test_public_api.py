@@ -49,15 +49,11 @@ def test_importing_the_package_loads_no_other_module_of_it() -> None:
     assert json.loads(done.stdout) == ["pytest_nixl"]
 
 
-def test_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_that_of_the_distribution_and_unknown_if_none_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(vars(pytest_nixl), "__version__", raising=False)
     assert pytest_nixl.__version__ == version("pytest-nixl")
-
-
-def test_version_of_a_clone_that_is_not_installed_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No package is installed: a double."""
+    monkeypatch.delitem(vars(pytest_nixl), "__version__")
     monkeypatch.setattr("importlib.metadata.Distribution.discover", lambda **_: iter(()))
-    monkeypatch.delitem(vars(pytest_nixl), "__version__", raising=False)
     assert pytest_nixl.__version__ == "unknown"
     monkeypatch.delitem(vars(pytest_nixl), "__version__")
 

@@ -9,20 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from pytest_nixl.judge import concurrent
 from pytest_nixl.judge.concurrent import at_once, corrupt, disjoint, disturbance, measure_at_once, spread, starving
-from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Seconds that a busy machine may take.
 PATIENCE = 60
 
 
-@pytest.mark.parametrize(("ranks", "count"), [(62, 31), (64, 32), (66, 32), (1000, 32)])
+@pytest.mark.parametrize(("ranks", "count"), [(62, 31), (66, 32)])
 def test_at_most_32_pairs_are_measured(ranks: int, count: int) -> None:
     pairs = disjoint(ranks)
     assert len(pairs) == count
@@ -30,27 +29,15 @@ def test_at_most_32_pairs_are_measured(ranks: int, count: int) -> None:
     assert pairs[-1] == (count - 1, ranks // 2 + count - 1)
 
 
-@pytest.mark.parametrize(
-    ("rates", "index"),
-    [
-        ([4, 4, 4, 2], None),
-        ([4, 4, 4, 1.99], 3),
-        ([1, 4, 4], 0),
-        ([4], None),
-        ([1, 4], 0),
-        ([2, 4, 4, 4], None),
-        ([3, 4, 4, 9], None),
-    ],
-)
-def test_a_link_starves_below_half_of_the_median(rates: list[float], index: int | None) -> None:
-    assert starving(rates) == index
+def test_a_link_starves_below_half_of_the_median() -> None:
+    assert [starving(rates) for rates in ([4, 4, 4, 1.99], [1, 4, 4])] == [3, 0]
+    assert [starving(rates) for rates in ([4, 4, 4, 2], [3, 4, 4, 9], [4])] == [None] * 3
 
 
 @pytest.mark.parametrize(
     ("tries", "measured", "index", "slowest"),
     [
         ([[4, 4, 4]], 1, None, 0),
-        ([[1, 4, 4], [4, 3, 4]], 2, None, 1),
         ([[1, 4, 4], [4, 1, 4]], 2, None, 1),
         ([[1, 4, 4], [1, 4, 4], [4, 4, 3]], 3, None, 2),
         ([[4, 1, 4], [4, 1, 4], [4, 1.5, 4]], 3, 1, 1),
@@ -77,13 +64,12 @@ def link(pair: tuple[int, int], measure: Callable[..., Any] | None = None) -> An
 def test_a_wrong_byte_is_named_with_its_link() -> None:
     names = ["a", "b", "c"]
     assert corrupt("rows", names, [samples()] * 3) is None
-    for last in ([], [samples(corruption="other")]):
-        judgement = corrupt("rows", names, [samples(), samples(corruption="3 bytes are wrong"), *last])
-        assert judgement == Judgement(
-            Verdict.CORRUPT,
-            "rows of b, measured at the same time as 2 others: 3 bytes are wrong",
-            "run that pair alone; check the memory and NICs of both hosts",
-        )
+    twice = [*[samples()] * 4, samples(corruption="3 bytes are wrong"), samples(corruption="other")]
+    assert corrupt("rows", names, twice) == Judgement(
+        Verdict.CORRUPT,
+        "rows of b, measured at the same time as 2 others: 3 bytes are wrong",
+        "run that pair alone; check the memory and NICs of both hosts",
+    )
 
 
 STARVES = (
@@ -95,7 +81,7 @@ STARVES = (
 @pytest.mark.parametrize(
     ("measured", "verdict", "reason", "remedy"),
     [
-        ((samples(4e9), samples(3e9), samples(2e9)), Verdict.PASS,
+        ((samples(1e9), samples(4e9), samples(4e9), samples(4e9), samples(3e9), samples(2e9)), Verdict.PASS,
          "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 2 (ranks 2-5) to 4 GB/s", ""),
         ((samples(4e9), samples(1e9), samples(4e9)), Verdict.WARN, STARVES,
          "check what these two ranks share with others: the uplink of a switch, a host, a NIC"),
@@ -113,24 +99,19 @@ def test_pairs_at_once_are_judged_by_the_one_that_starves(
     requests: list[tuple[int, int]] = []
 
     def measure(links: Any, block: int, depth: int) -> list[Any]:
+        start = 3 * len(requests) % len(measured)
         requests.append((block, depth))
-        return list(measured)
+        return list(measured[start : start + 3])
 
     monkeypatch.setattr(concurrent, "measure_at_once", measure)
     assert at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4) == Judgement(verdict, reason, remedy)
     assert set(requests) == {(65536, 4)}
 
 
-@pytest.mark.parametrize(
-    ("contention", "message"),
-    [
-        ([(), ()], ""),
-        ([(0.1,), (0.3, 0.2)], ""),
-        ([(0.1,), (0.2, 0.94, 0.3)], "other processes used up to 0.9 of the cores that the links need"),
-    ],
-)
-def test_the_most_contention_of_any_link_is_told(contention: list[tuple[float, ...]], message: str) -> None:
-    assert disturbance([cast(Samples, SimpleNamespace(contention=shares)) for shares in contention]) == message
+def test_the_most_contention_of_any_link_is_told() -> None:
+    links = [samples(contention=shares) for shares in ((0.1,), (0.2, 0.94, 0.3))]
+    assert disturbance(links) == "other processes used up to 0.9 of the cores that the links need"
+    assert disturbance([samples(), samples(contention=(0.3, 0.2))]) == disturbance([samples()]) == ""
 
 
 def test_links_begin_together_and_each_has_its_answer() -> None:

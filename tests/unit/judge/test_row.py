@@ -39,7 +39,7 @@ def samples(*gigabytes: float, latencies: tuple[float, ...] = (100e-6,), transpo
     return Samples(key, (1.0,) * len(gigabytes), transfers, latencies, transports, corruption, protocol=protocol)
 
 
-CORRUPTION = Corruption("after the last window", 3, 4096, 17, 0xAB, 0x00)
+CORRUPTION = Corruption("after the last window", 3, 4096, 17, 0x0B, 0x00)
 
 
 def test_a_transport_that_is_unknown_because_no_log_can_be_written_has_its_own_remedy(
@@ -143,10 +143,10 @@ CORES, ALONE = "Check that the machine is idle and that there is a core", "Run t
          "the profile expects nothing of this row", NOTHING),
         (samples(500), None, "NO-EXPECTATION", "the profile expects nothing of this row", NOTHING),
         (samples(2, corruption=CORRUPTION, transports=("tcp/lo",)), None, "CORRUPT",
-         "3 of 4096 bytes are wrong after the last window, the first at offset 17: expected 0xab, found "
+         "3 of 4096 bytes are wrong after the last window, the first at offset 17: expected 0x0b, found "
          "0x00", OTHER_WAY),
         (samples(2, corruption=CORRUPTION, transports=("tcp/lo",)), FULL, "CORRUPT",
-         "3 of 4096 bytes are wrong after the last window, the first at offset 17: expected 0xab, found "
+         "3 of 4096 bytes are wrong after the last window, the first at offset 17: expected 0x0b, found "
          "0x00", OTHER_WAY),
         (samples(500, latencies=(1.0,), transports=("tcp/lo", "cma/memory")), FULL, "WRONG-TRANSPORT",
          "went over tcp/lo, but the profile accepts only cma or posix or sysv", VARIABLES),

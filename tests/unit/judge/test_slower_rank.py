@@ -63,10 +63,8 @@ BUSY = 2 * BUSY_GPU
 @pytest.mark.parametrize(
     ("one", "two", "verdict", "text"),
     [
-        ({}, {"over": "rc/mlx5_1"}, Verdict.FAIL, "(what it sends, over rc/mlx5_0) is the culprit"),
         ({"overs": ("rc/x", "rc/y", "rc/z")}, {}, Verdict.FAIL, "over rc/x) is the culprit"),
         ({"overs": ("rc/x", "tcp/y", "rc/z")}, {}, Verdict.INCONCLUSIVE, "take another way"),
-        ({"over": "cma"}, {"over": "tcp"}, Verdict.INCONCLUSIVE, "take another way"),
         # The median of the launches is what the other processes took, and of a launch the most.
         ({"cores": ((5,), (5,), (5,))}, {"cores": ((0,), (0,), (5,))}, Verdict.INCONCLUSIVE, "took 5.0 and 0.0 cores"),
         ({"cores": ((5, 0), (5, 0), (5, 0))}, {}, Verdict.INCONCLUSIVE, "took 5.0 and 0.0 cores"),
@@ -74,6 +72,7 @@ BUSY = 2 * BUSY_GPU
         ({"waits": (BUSY, BUSY, 0.0)}, {}, Verdict.INCONCLUSIVE, "only its host is busy"),
         ({"waits": (0.0, BUSY, BUSY)}, {}, Verdict.INCONCLUSIVE, "only its host is busy"),
         ({"waits": (0.0, BUSY, 0.0)}, {}, Verdict.FAIL, "is the culprit"),
+        ({"waits": (BUSY, BUSY, BUSY)}, {"waits": (BUSY, BUSY, BUSY)}, Verdict.FAIL, "is the culprit"),
     ],
 )
 def test_a_busy_host_or_another_way_is_said_of_most_launches(
@@ -82,6 +81,7 @@ def test_a_busy_host_or_another_way_is_said_of_most_launches(
     in_turn = zip(launches(rate=0.1, **one), launches(ranks=(0, 1), **two), strict=True)  # type: ignore[arg-type]
     judged, sentence = compare(SlowerRank(2, True, WRITE), list(in_turn), NAMES)
     assert (judged, text in sentence) == (verdict, True), sentence
+    assert ("other processes took" in sentence) is ("took" in text)
     assert "(UCX WRITE DRAM:DRAM of 1MiB (batch 4), in turn with rank 0 on node-0, both with rank 1: " in sentence
 
 
@@ -102,11 +102,6 @@ def test_a_failed_pair_has_the_judgement_of_its_row_and_the_last_rank_may_be_its
         "the culprits are rank 0 on node-0 (its interface) and rank 1 on node-1 (its interface), or rank 2 on node-2, "
         "because both were measured with it (rank 0 with rank 2: (0, 2); rank 1 with rank 2: (1, 2))"
     )
-    for verdicts in ((Verdict.INCONCLUSIVE, Verdict.PASS), (Verdict.PASS, Verdict.INCONCLUSIVE)):
-        tried = [RetestResult(key, Judgement(verdict, "r")) for key, verdict in zip(trials, verdicts, strict=True)]
-        assert blame(failed, tried, NAMES)[1].startswith(
-            "which of rank 0 on node-0 and rank 1 on node-1 is the culprit"
-        )
 
 
 @pytest.mark.parametrize("changes", [{"batch": 64}, {"depth": 64}])

@@ -59,7 +59,7 @@ def test_growth_of_a_device_that_carried_the_row_is_found_on_each_host() -> None
     lossy = LossyDevice("node-a", "mlx5_0", 2000, {"packet_seq_err": 20, "rnr_nak_retry_err": 4})
     after = grown(packet_seq_err=20, rnr_nak_retry_err=4)
     for transports in (RC, ("cma/memory", *RC), ("efa",), ("rc", "tcp/eth0")):
-        assert lossy_devices_after(after, transports) == (lossy,)
+        assert lossy_devices_after(after, transports, PAYLOAD * 200) == (lossy,)
     both = {"node-a": BEFORE, "node-b": BEFORE}
     assert lossy_devices(both, dict.fromkeys(both, after), RC, PAYLOAD) == (lossy, replace(lossy, host="node-b"))
 
@@ -71,13 +71,10 @@ def test_growth_of_a_device_that_carried_the_row_is_found_on_each_host() -> None
         # It was reset, or is new.
         (grown(packet_seq_err=-20), RC, PAYLOAD),
         ([*grown(), ("mlx5_0", "out_of_sequence", 900)], RC, PAYLOAD),
-        # It carried less than 1 % of the row, or none, or has no counter of packets.
+        # It carried less than 1 % of the row, or none.
         (grown(packet_seq_err=20), RC, PAYLOAD * 201),
         (grown(packet_seq_err=20, port_xmit_packets=0, port_rcv_packets=0), RC, 0),
-        (grown(packet_seq_err=20)[2:], RC, PAYLOAD),
         (grown(packet_seq_err=20), ("tcp/eth0",), PAYLOAD),
-        (grown(packet_seq_err=20), ("cma/memory",), PAYLOAD),
-        ([], RC, PAYLOAD),
     ],
 )
 def test_nothing_is_found_without_growth_or_without_bytes_of_the_row(
@@ -91,7 +88,6 @@ def test_nothing_is_found_without_growth_or_without_bytes_of_the_row(
     [
         (50_000, {"packet_seq_err": 5}, True),
         (50_001, {"packet_seq_err": 5}, False),
-        (100, {"packet_seq_err": 5}, True),
         (100, {"packet_seq_err": 4}, False),
         (100, {"packet_seq_err": 5, "local_ack_timeout_err": 4}, True),
         # Both counters may have counted the same loss.

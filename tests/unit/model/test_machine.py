@@ -58,27 +58,6 @@ def fault_of(*tables: str, machine: str = MACHINE) -> str:
 
 
 @pytest.mark.parametrize(
-    ("machine", "count", "gigabytes"),
-    [
-        (P5, 1, 12.5),
-        (P5, 4, 50),
-        (P5, 32, 400),
-        (P5, 33, 400),
-        (P5, None, 50),
-        (POD, None, 12.5),
-        (POD, 1, 12.5),
-        (POD, 2, 12.5),
-        (replace(P5, nics_per_gpu=None), None, None),
-        (replace(P5, nics_per_gpu=None), 2, 25),
-    ],
-)
-def test_a_ceiling_is_the_sum_of_the_cards_that_moved_bytes(
-    machine: Machine, count: int | None, gigabytes: float | None
-) -> None:
-    assert machine.ceiling(count) == (None if gigabytes is None else gigabytes * 1e9)
-
-
-@pytest.mark.parametrize(
     ("field", "accepted", "refused"),
     [
         ("backend", ("UCX",), ("LIBFABRIC",)),
@@ -112,14 +91,10 @@ ONLY_EFA = "the profile accepts only efa or srd"
         *((row(285, *transports), ANY, POD, "PASS", PLAUSIBLE)
           for transports in (("cma/memory",), ("cuda_ipc/cuda",), ("tcp/lo",), ("tcp/lo", "tcp/eth0"),
                              ("cuda_copy/cuda", "efa/rdmap79s0"), ())),
-        (row(285, RAILS[0]), EFA_ONLY, None, "PASS", "no floor, judged by transports"),
-        (row(285, RAILS[0]), replace(EFA_ONLY, ceiling=1e9), POD, "IMPLAUSIBLE",
-         "is over the ceiling of 1 GB/s (8 Gb/s), which no such machine can exceed"),
         # Cards that the transports name.
         (row(46.9, RAILS[0]), EFA_ONLY, P5, "IMPLAUSIBLE",
          "46.9 GB/s (375 Gb/s) is over the ceiling of 12.5 GB/s (100 Gb/s), the line rate of the 1 NIC of 100 Gb/s "
          "that carried it (rdmap79s0)"),
-        (row(46.9, *RAILS), EFA_ONLY, P5, "PASS", "judged by transports"),
         (row(50.1, *RAILS), EFA_ONLY, P5, "IMPLAUSIBLE",
          "50 GB/s (400 Gb/s), the line rate of the 4 NICs of 100 Gb/s that carried it (rdmap79s0, rdmap80s0, "
          "rdmap81s0, rdmap82s0)"),
@@ -129,17 +104,16 @@ ONLY_EFA = "the profile accepts only efa or srd"
         # Unnamed cards are those that a GPU reaches; host memory reaches all.
         (row(49.9, "efa"), EFA_ONLY, P5, "PASS", "judged by transports"),
         (row(50.1, "efa"), EFA_ONLY, P5, "IMPLAUSIBLE", "the line rate of the 4 NICs of 100 Gb/s that one GPU reaches"),
+        (row(410, "efa"), EFA_ONLY, replace(P5, nics_per_gpu=None), "PASS", "judged by transports"),
         (row(100, "efa", key=HOSTS), EFA_ONLY, P5, "PASS", "judged by transports"),
         (row(100, *RAILS, key=HOSTS), EFA_ONLY, P5, "IMPLAUSIBLE", "rdmap82s0)"),
         (row(100, "efa", key=HOSTS), EFA_ONLY, POD, "IMPLAUSIBLE", "the line rate of the machine's 1 NIC of 100 Gb/s"),
-        # IMPLAUSIBLE counts before NO-EXPECTATION and UNKNOWN, and after WRONG-TRANSPORT and ERROR.
+        # IMPLAUSIBLE counts before NO-EXPECTATION and UNKNOWN, and after WRONG-TRANSPORT.
         (row(285, "efa"), None, POD, "IMPLAUSIBLE", "the line rate of the machine's 1 NIC of 100 Gb/s"),
-        (row(12, "efa"), None, POD, "NO-EXPECTATION", "the profile expects nothing of this row"),
         (row(285), EFA_ONLY, POD, "IMPLAUSIBLE", "the line rate of the machine's 1 NIC of 100 Gb/s"),
         (row(12), EFA_ONLY, POD, "UNKNOWN", ONLY_EFA),
         (row(285), None, POD, "NO-EXPECTATION", "the profile expects nothing of this row"),
         (row(285, "cuda_ipc/cuda"), EFA_ONLY, POD, "WRONG-TRANSPORT", ONLY_EFA),
-        (UNTIMED, EFA_ONLY, POD, "ERROR", "no window of transfers was timed"),
         (UNTIMED, None, POD, "NO-EXPECTATION", "expects nothing of this row"),
     ],
 )  # fmt: skip
@@ -162,12 +136,8 @@ def test_figures_contain_the_ceiling_of_the_verdict() -> None:
 
 def test_every_field_of_a_machine() -> None:
     assert profile().machine == replace(P5, source="counted")
-    small = '[machine]\nnics = 1\nnic_rate = "25 Gb/s"\nsource = "s"\n'
-    assert profile(machine=small).machine == Machine(1, 3.125e9, None, "", "", "s")
-    of_gpu = profile(machine=f"{small}nics_per_gpu = 1\n").machine
-    assert of_gpu is not None
-    assert of_gpu.nics_per_gpu == 1, "a GPU may reach all cards"
-    assert profile(machine="").machine is None
+    small = '[machine]\nnics = 1\nnics_per_gpu = 1\nnic_rate = "25 Gb/s"\nsource = "s"\n'
+    assert profile(machine=small).machine == Machine(1, 3.125e9, None, "", "", "s", 1), "a GPU may reach all cards"
 
 
 def test_a_machine_may_be_described_by_its_gpus_alone() -> None:
@@ -178,43 +148,25 @@ def test_a_machine_may_be_described_by_its_gpus_alone() -> None:
     # Nothing is known of its network cards, so they limit nothing.
     assert machine.ceiling(4) is machine.ceiling(None) is None
     profile(EXPECT, 'floor = "285 GB/s"', machine=text)
-    assert fault_of(machine=text.replace("gpu", "nics_per_gpu = 1\ngpu")).startswith(
-        "profile t.toml, machine, nics: miss"
-    )
+    for other in ("nics_per_gpu = 1\n", 'nic_kind = "efa"\n'):
+        assert fault_of(machine=text + other).startswith("profile t.toml, machine, nics: missing")
     assert fault_of(machine='[machine]\nsource = "s"\n').startswith("profile t.toml, machine, nics: missing")
     assert not Machine(1, 1.0, 0, "H100", "", "s").has_gpus
 
 
-@pytest.mark.parametrize(
-    ("model", "name", "same"),
-    [
-        ("H100", "NVIDIA H100 80GB HBM3", True),
-        ("H100", "NVIDIA H100 NVL", True),
-        ("A100", "NVIDIA A100-SXM4-40GB", True),
-        ("H100", "NVIDIA L4", False),
-        ("H100", "NVIDIA H20", False),
-        ("H200", "NVIDIA GH200 480GB", False),
-        ("B200", "NVIDIA GB200", False),
-        ("A10", "NVIDIA A10G", False),
-        ("L4", "NVIDIA L40S", False),
-        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", True),
-    ],
-)
-def test_model_is_a_whole_word_of_the_name(model: str, name: str, same: bool) -> None:
-    assert Machine(0, 0.0, None, model, "", "s").is_model(name) is same
+def test_model_is_a_whole_word_of_the_name() -> None:
+    same = [("H100", "NVIDIA H100 80GB HBM3"), ("A100", "NVIDIA A100-SXM4-40GB"), ("h100", "NVIDIA H100")]
+    others = [("H200", "NVIDIA GH200 480GB"), ("A10", "NVIDIA A10G"), ("H100(", "NVIDIA H100")]
+    for model, name in same + others:
+        assert Machine(0, 0.0, None, model, "", "s").is_model(name) is ((model, name) in same)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
         ("nics = 32", "", "machine, nics: missing: expected a positive integer"),
-        ("nics = 32", "nics = 0", "machine, nics: 0 is not above zero: expected a positive integer"),
-        ("nics = 32", "nics = 3.5", "machine, nics: the bare number 3.5, not an integer: expected"),
-        ("nics = 32", 'nics = "32"', "machine, nics: a text, not an integer: expected"),
         ("nics = 32", "nics = 2", "machine, nics_per_gpu: 4 is more than nics: expected at most 2"),
         ('nic_rate = "100 Gb/s"', "", "machine, nic_rate: missing: expected a number with a unit GB/s"),
-        ('"100 Gb/s"', '"100 Gb"', "machine, nic_rate: '100 Gb' has the wrong unit 'Gb': expected"),
-        ('"100 Gb/s"', "100", "machine, nic_rate: the bare number 100, not a text: expected"),
         ('"100 Gb/s"', '"0 Gb/s"', "machine, nic_rate: '0 Gb/s' is not above zero: expected"),
         ('source = "counted"', "", "machine, source: missing: expected a text that says where each figure is from"),
         ("gpus = 8", "gpu_count = 8", "machine, gpu_count: unknown key"),
@@ -239,15 +191,13 @@ BOTH = 'memory = ["VRAM:VRAM", "DRAM:DRAM"]\n'
         (ONE, 'floor = "12.6 GB/s"\ntransports = ["efa"]',
          "floor: '12.6 GB/s' is above the line rate of 1 NIC of 100 Gb/s, 12.5 GB/s"),
         (ONE, 'floor = "285 GB/s"', "floor: '285 GB/s' is above the line rate of 1 NIC of 100 Gb/s, 12.5 GB/s"),
-        (ONE, 'floor = "285 GB/s"\ntransports = ["tcp", "rc_mlx5"]',
-         "floor: '285 GB/s' is above the line rate of 1 NIC of 100 Gb/s, 12.5 GB/s"),
         (MACHINE, f'{GPUS}transports = ["efa"]\nceiling = "51 GB/s"',
          "ceiling: '51 GB/s' is above the line rate of 4 NICs of 100 Gb/s, 50 GB/s"),
         (MACHINE, f'{GPUS}transports = ["efa"]\nfloor = "50 GB/s"', ""),
         (MACHINE, f'{BOTH}transports = ["efa"]\nfloor = "400 GB/s"', ""),
+        (MACHINE.replace("nics_per_gpu = 4", ""), f'{GPUS}floor = "400 GB/s"', ""),
         (MACHINE, f'{BOTH}floor = "401 GB/s"',
          "floor: '401 GB/s' is above the line rate of 32 NICs of 100 Gb/s, 400 GB/s"),
-        (MACHINE, 'floor = "900 GB/s"\ntransports = ["cuda_ipc"]', ""),
         (MACHINE, 'floor = "900 GB/s"\ntransports = ["efa", "cma"]', ""),
         ("", 'floor = "900 GB/s"', ""),
     ],
@@ -281,8 +231,6 @@ def test_every_field_of_a_recorded_figure() -> None:
     ("lines", "sentence"),
     [
         ("", "reference #1: has no figure: expected bandwidth, p50, p99 or latency"),
-        ('bandwith = "1 GB/s"', "reference #1, bandwith: unknown key (did you mean bandwidth?): expected backend"),
-        ('bandwidth = "1 GB"', "reference #1, bandwidth: '1 GB' has the wrong unit 'GB': expected"),
         ('bandwidth = "1 GB/s"\nplausible = "no"', "reference #1, plausible: a text, not a boolean: expected true or"),
         ('floor = "1 GB/s"', "reference #1, floor: unknown key: expected backend, op"),
     ],
@@ -331,16 +279,6 @@ def test_both_runs_of_p5_pass_and_a_tenth_less_than_the_worse_fails() -> None:
         assert verdicts == [Verdict.PASS, Verdict.PASS, Verdict.FAIL], block
 
 
-def test_the_published_figures_of_the_hyperpod_are_recorded_and_give_no_floor() -> None:
-    pod = load_profile("h100-hyperpod")
-    first, *others = pod.references
-    assert (first.bandwidth, first.latency, first.plausible) == (284.98e9, 0.26 * 1e-6, False)
-    assert [item.bandwidth for item in others] == [0.5e9, 8e9, 120e9, 280e9, 280e9]
-    assert [item.plausible for item in others] == [True, True, False, False, False]
-    assert all("expected, not measured" in item.note for item in others)
-    assert [item.floor for item in pod.expectations] == [None]
-
-
 POD_KEY = RowKey("UCX", "WRITE", VRAM, 100_000_000)
 LIBFABRIC, UCX = RowKey("LIBFABRIC", "WRITE", DRAM, 4096), RowKey("UCX", "WRITE", DRAM, 4096)
 EFA, SRD, CMA = "efa/rdmap0s6", "srd/rdmap0s6:1", "cma/memory"
@@ -349,36 +287,27 @@ EFA, SRD, CMA = "efa/rdmap0s6", "srd/rdmap0s6:1", "cma/memory"
 @pytest.mark.parametrize(
     ("name", "key", "gigabytes", "transports", "verdict"),
     [
-        ("p5.48xlarge", KEY, 46.948036, RAILS, "PASS"),
-        ("p5.48xlarge", KEY, 46.948036, RAILS[:1], "IMPLAUSIBLE"),
         ("p5.48xlarge", KEY, 46.948036, RAILS[:3], "IMPLAUSIBLE"),
-        ("p5.48xlarge", KEY, 40, RAILS, "FAIL"),
         ("p5.48xlarge", KEY, 5, ("tcp/enp71s0",), "WRONG-TRANSPORT"),
         ("p5.48xlarge", KEY, 46.948036, (), "UNKNOWN"),
         ("p5.48xlarge", KEY, 375, (), "IMPLAUSIBLE"),
-        *(("h100-hyperpod", POD_KEY, 284.98, transports, "IMPLAUSIBLE") for transports in ((), (SRD,), ("srd",))),
+        *(("h100-hyperpod", POD_KEY, 284.98, transports, "IMPLAUSIBLE") for transports in ((), (SRD,))),
         *(("a10g-efa100", replace(LIBFABRIC, block=10**power), gigabytes, (EFA,), "PASS")
           for power, gigabytes in ((6, 1.2), (7, 8.5), (8, 11.8), (9, 12.3))),
         ("a10g-efa100", replace(LIBFABRIC, block=10**9), 12.6, (EFA,), "IMPLAUSIBLE"),
         ("a10g-efa100", replace(LIBFABRIC, block=10**8), 0.3, (EFA,), "FAIL"),
         ("a10g-efa100", replace(LIBFABRIC, block=10**8), 11.8, ("tcp/ens5",), "WRONG-TRANSPORT"),
         ("a10g-efa100", replace(UCX, block=10**9), 11.2, (SRD,), "PASS"),
-        ("a10g-efa100", replace(UCX, block=10**9), 0.3, ("tcp/ens5",), "WRONG-TRANSPORT"),
         ("a10g-efa100", replace(UCX, block=10**6), 0.3, (SRD,), "PASS"),
-        ("tcp-loopback", replace(UCX, op="READ"), 0.15, ("tcp/veth0",), "PASS"),
         ("tcp-loopback", UCX, 0.001, ("tcp/veth0",), "FAIL"),
         ("tcp-loopback", UCX, 0.15, (CMA,), "WRONG-TRANSPORT"),
         ("tcp-loopback", replace(LIBFABRIC, op="READ"), 0.19, ("tcp/veth0",), "PASS"),
         ("tcp-loopback", LIBFABRIC, 0.009, ("tcp/veth0",), "FAIL"),
-        ("tcp-loopback", replace(LIBFABRIC, block=64 << 20), 3.0, ("tcp/veth0",), "PASS"),
         ("tcp-loopback", replace(UCX, block=64 << 20), 0.1, ("tcp/veth0",), "FAIL"),
         ("tcp-loopback", replace(UCX, block=64 << 20), 700, ("tcp/veth0",), "IMPLAUSIBLE"),
         ("loopback", replace(UCX, block=1000), 0.001, (CMA,), "PASS"),
-        ("loopback", replace(UCX, block=1000), 0.001, ("tcp/lo",), "WRONG-TRANSPORT"),
-        ("loopback", replace(UCX, block=4095, batch=3, depth=5), 0.001, ("sysv/memory",), "PASS"),
         ("loopback", replace(UCX, op="READ"), 0.061, (CMA,), "PASS"),
         ("loopback", UCX, 0.059, (CMA,), "FAIL"),
-        ("loopback", replace(UCX, block=(1 << 20) - 1, op="READ"), 0.061, ("posix/memory",), "PASS"),
         ("loopback", replace(UCX, block=1 << 20, op="READ"), 0.59, (CMA,), "FAIL"),
         ("loopback", replace(UCX, block=1 << 30), 0.61, (CMA,), "PASS"),
         ("loopback", replace(UCX, block=64 << 20), 700, (CMA,), "IMPLAUSIBLE"),
@@ -387,12 +316,9 @@ EFA, SRD, CMA = "efa/rdmap0s6", "srd/rdmap0s6:1", "cma/memory"
         ("loopback", LIBFABRIC, 0.0096, ("tcp/lo",), "PASS"),
         ("loopback", LIBFABRIC, 0.0094, ("tcp/lo",), "FAIL"),
         ("loopback", replace(LIBFABRIC, block=1 << 20), 0.149, ("shm/memory",), "FAIL"),
-        ("loopback", replace(LIBFABRIC, block=1024), 0.0096, ("tcp/lo",), "NO-EXPECTATION"),
         ("h100", replace(UCX, memory=VRAM, block=(16 << 20) - 1), 1, ("cuda_ipc/cuda",), "PASS"),
         ("h100", replace(UCX, memory=VRAM, block=16 << 20, op="READ"), 9.9, ("cuda_ipc/cuda",), "FAIL"),
-        ("h100", replace(UCX, memory=VRAM, block=1 << 30), 10.1, ("cuda_ipc/cuda",), "PASS"),
         ("h100", replace(UCX, memory=VRAM), 3901, ("cuda_ipc/cuda",), "IMPLAUSIBLE"),
-        ("h100", replace(UCX, memory=VRAM), 10, (CMA,), "WRONG-TRANSPORT"),
     ],
 )  # fmt: skip
 def test_rows_are_judged_by_the_profiles_that_come_with_the_plugin(

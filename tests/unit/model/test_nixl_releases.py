@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
-from helpers import torch_for_nixl
+from helpers.torch_for_nixl import wants_cuda
 
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model import nixl_releases
-from pytest_nixl.nixl.worker.nixl_api import port_for
 
 
 @pytest.mark.parametrize(
@@ -54,36 +49,12 @@ def test_packages_and_error_classes_are_known_by_name() -> None:
     assert [nixl_releases.is_error(module) for module in modules] == [True, True, False, False]
 
 
-def test_listener_gets_a_free_port_even_if_nixl_chooses_none() -> None:
-    assert port_for("1.2.0", 0) == 0
-    assert port_for("1.1.0", 0) not in (0, nixl_releases.USUAL_PORT)
-
-
-def test_port_in_use_is_reported_if_nixl_would_not_report_it() -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(NixlPluginError, match=rf"port {port} .* NIXL 0.9.0") as caught:
-            port_for("0.9.0", port)
-        assert "listen_port" in caught.value.remedy
-        assert port_for("1.0.1", port) == port  # NIXL itself refuses it
-
-
 def metadata(*requires: str) -> dict[str, Any]:
     return {"install": [{"metadata": {"requires_dist": list(requires)}}]}
 
 
 def test_torch_that_needs_cuda_is_not_installed_for_older_releases() -> None:
-    assert not torch_for_nixl.wants_cuda(metadata("filelock", "sympy>=1.13.3"))
-    assert torch_for_nixl.wants_cuda(metadata("filelock", "nvidia-cublas==13.0; platform_system == 'Linux'"))
-    assert torch_for_nixl.wants_cuda(metadata("cuda-bindings<14,>=13.0.3"))
-    assert torch_for_nixl.wants_cuda({"install": []}), "there is none for this Python"
-
-
-def test_a_stand_in_has_the_class_that_nixl_asks_for_and_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch_for_nixl, "_pip")  # nothing is installed
-    folder = tmp_path / "torch"
-    torch_for_nixl.install(folder, stand_in=True)
-    assert isinstance(run_path(str(folder / "torch.py"))["Tensor"], type)
-    torch_for_nixl.install(folder, stand_in=False)
+    assert not wants_cuda(metadata("filelock", "sympy>=1.13.3"))
+    assert wants_cuda(metadata("filelock", "nvidia-cublas==13.0; platform_system == 'Linux'"))
+    assert wants_cuda(metadata("cuda-bindings<14,>=13.0.3"))
+    assert wants_cuda({"install": []}), "there is none for this Python"

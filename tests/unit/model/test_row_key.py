@@ -41,17 +41,10 @@ KEYS = OWN_KEYS | st.builds(RowKey.measured_by, OWN_KEYS, PROGRAMS)
 def test_every_key_that_is_written_can_be_read(key: RowKey) -> None:
     parsed = RowKey.parse(str(key))
     assert str(parsed) == str(key)
-    assert parsed == key
-    assert hash(parsed) == hash(key)
     for part in (
         "backend", "op", "memory", "block", "batch", "depth", "pair", "program", "plain_backend", "short", "variant",
     ):  # fmt: skip
         assert getattr(parsed, part) == getattr(key, part)
-
-
-@given(KEYS, KEYS)
-def test_keys_are_equal_if_their_texts_are(first: RowKey, second: RowKey) -> None:
-    assert (first == second) is (str(first) == str(second))
 
 
 @given(st.text() | st.builds(lambda key, cut, more: f"{str(key)[:cut]}{more}", KEYS, st.integers(0, 99), st.text()))
@@ -66,26 +59,10 @@ def test_any_text_is_a_key_with_this_text_or_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "a/b",
-        f"{KEY}/8",
-        f"{KEY}/",
-        f"{KEY}/a=",
-        f"{KEY}/=1",
-        f"{KEY}/a=1,",
-        f"{KEY}/b=1,a=2",
-        f"{KEY}/a=1,a=2",
-        f"{KEY}/a=1/b=2",
-        f"{KEY}\n",
-        str(KEY).replace("UCX", ""),
+        *(f"{KEY}{end}" for end in ("\n", "/", "/a=", "/=1", "/a=1,", "/b=1,a=2", "/a=1,a=2", "/a=1/b=2")),
+        *(str(KEY).replace("64KiB", size) for size in ("0KiB", "1024B", "٦KiB")),
         str(KEY).replace("UCX", "U\tX"),
-        str(KEY).replace("64KiB", "0KiB"),
-        str(KEY).replace("64KiB", "1024B"),
-        str(KEY).replace("64KiB", "٦KiB"),
-        str(KEY).replace("batch1", "batch01"),
         str(KEY).replace("DRAM:DRAM", "DRAM@0:DRAM"),
-        str(KEY).replace("DRAM:DRAM", "VRAM@0:VRAM"),
-        str(KEY).replace("DRAM:DRAM", "DRAM"),
         str(KEY).replace("0-1", "0-" + "1" * 10_000),
     ],
 )
@@ -97,21 +74,19 @@ def test_a_text_that_is_not_a_key_is_refused_in_one_sentence(text: str) -> None:
     assert len(str(refused.value)) < 1000
 
 
+ROW = "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1"
+
+
 @pytest.mark.parametrize(
     ("key", "pages"),
     [
         ("UCX/READ/DRAM:VRAM/4KiB/batch1/depth1/0-1", "huge"),
         ("UCX/READ/VRAM:DRAM/4KiB/batch1/depth1/0-1/notify=each,pages=base", "base"),
         ("UCX/READ/VRAM:VRAM/4KiB/batch1/depth1/0-1/notify=each", ""),
-        ("nixlbench:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
-        ("nixlbench[use_hugepages]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "huge"),
-        ("nixlbench[use_hugepages=true]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "huge"),
-        ("nixlbench[use_hugepages=0]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
-        ("nixlbench[use_hugepages=False]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
-        ("nixlbench[use_hugepages=no]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
-        ("nixlbench[not_use_hugepages]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
-        ("nixlbench[use_hugepages_of=1]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
         ("nixlbench[use_hugepages=1]:UCX/READ/VRAM:VRAM/4KiB/batch1/depth1/0-1", ""),
+        *((f"nixlbench[{flag}]:{ROW}", "huge") for flag in ("use_hugepages", "use_hugepages=true")),
+        *((f"nixlbench[use_hugepages{off}]:{ROW}", "base") for off in ("=0", "=False", "=no", "_of=1")),
+        (f"nixlbench[not_use_hugepages]:{ROW}", "base"),
     ],
 )
 def test_a_row_has_the_pages_of_its_buffers_in_host_memory(key: str, pages: str) -> None:
@@ -125,7 +100,7 @@ def test_a_gpu_number_counts_only_at_an_end_with_gpu_memory() -> None:
     first, other = (
         RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536, devices=DevicePair(number, 3)) for number in (0, 1)
     )
-    assert first == other
+    assert (first, hash(first)) == (other, hash(other))
     assert RowKey.parse("UCX/READ/VRAM@0:VRAM@12/1000B/batch2/depth4/7-7").devices == DevicePair(0, 12)
 
 
@@ -139,16 +114,13 @@ def test_a_gpu_number_counts_only_at_an_end_with_gpu_memory() -> None:
          ("nixlbench:UCX[a:b]", "POSIX", "last", "", 0, "", "", (), ""),
          "nixlbench:UCX[a:b]:POSIX READ VRAM@1:FILE 1000B batch2 depth3 ranks 4-4",
          "nixlbench:UCX[a:b]:POSIX READ VRAM:FILE of 1000B (batch 2, depth 3, ranks 4-4, GPUs 1:0)"),
-        ("UCX/READ/DRAM:OBJ/1MiB/batch1/depth8/0-0/footprint=1GiB,notify=each,pages=base,threads=4",
-         ("", "UCX", "each", "base", 1 << 30, "", "", (("threads", "4"),), "footprint=1GiB,pages=base,threads=4"),
-         "UCX READ DRAM:OBJ 1MiB depth8 footprint=1GiB,notify=each,pages=base,threads=4",
-         "UCX READ DRAM:OBJ of 1MiB (depth 8, footprint 1GiB, notify each, pages base, threads 4)"),
-        ("UCX/WRITE/VRAM:VRAM/1MiB/batch1/depth1/1-0/kv=scattered,load=alone,pattern=incast:4",
-         ("", "UCX", "last", "", 0, "scattered", "incast:4",
-          (("kv", "scattered"), ("load", "alone"), ("pattern", "incast:4")),
-          "kv=scattered,load=alone,notify=each,pattern=incast:4"),
-         "UCX WRITE VRAM:VRAM 1MiB ranks 1-0 kv=scattered,load=alone,pattern=incast:4",
-         "UCX WRITE VRAM:VRAM of 1MiB (ranks 1-0, kv scattered, load alone, pattern incast:4)"),
+        ("UCX/READ/DRAM:OBJ/1MiB/batch1/depth8/1-0/a=b=2,footprint=1GiB,kv=merged,notify=each,pages=base,pattern=ring",
+         ("", "UCX", "each", "base", 1 << 30, "merged", "ring",
+          (("a", "b=2"), ("kv", "merged"), ("pattern", "ring")),
+          "a=b=2,footprint=1GiB,kv=merged,pages=base,pattern=ring"),
+         "UCX READ DRAM:OBJ 1MiB depth8 ranks 1-0 a=b=2,footprint=1GiB,kv=merged,notify=each,pages=base,pattern=ring",
+         "UCX READ DRAM:OBJ of 1MiB (depth 8, ranks 1-0, a b=2, footprint 1GiB, kv merged, notify each, pages base, "
+         "pattern ring)"),
     ],
 )  # fmt: skip
 def test_a_key_has_its_parts_and_names_that_leave_defaults_out(
@@ -163,9 +135,3 @@ def test_a_key_has_its_parts_and_names_that_leave_defaults_out(
     assert str(key.in_place) == text.replace("footprint=1GiB,", "")
     assert str(key.measured_by("fi/rma")) == f"fi_rma:{text}"
     assert read_key("a key/of a/later version").short == "a key/of a/later version"
-
-
-def test_a_value_may_have_an_equals_sign() -> None:
-    assert RowKey.parse(f"{KEY}/UCX.engine_config=MAX_RMA_RAILS=2").variant == (
-        ("UCX.engine_config", "MAX_RMA_RAILS=2"),
-    )

@@ -10,15 +10,10 @@ import pytest
 from pytest_nixl.model.device_counters import Carrier, CarrierBytes, LossyDevice
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Corruption, Samples, percentile
+from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Samples, percentile
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536)
 LAUNCH = Samples(KEY, (1.0, 2.0, 0.5), (10, 30, 1), (3e-6, 1e-6, 2e-6))
-
-
-def test_a_transfer_moves_a_batch_of_blocks() -> None:
-    assert LAUNCH.transfer_bytes == 65536
-    assert replace(LAUNCH, key=replace(KEY, batch=8)).transfer_bytes == 8 * 65536
 
 
 def test_the_rate_of_a_window_is_its_bytes_divided_by_its_time() -> None:
@@ -77,9 +72,3 @@ def test_the_samples_of_two_launches_are_one_after_the_other() -> None:
     )  # fmt: skip
     assert replace(first, corruption=None).with_launch(second).corruption == "later"
     assert LAUNCH.with_launch(first).counted is None
-
-
-def test_a_corruption_is_described_in_one_sentence() -> None:
-    assert str(Corruption("after warm-up", 2, 4096, 9, 0x0F, 0xA0)) == (
-        "2 of 4096 bytes are wrong after warm-up, the first at offset 9: expected 0x0f, found 0xa0"
-    )

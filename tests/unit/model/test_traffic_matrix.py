@@ -10,14 +10,7 @@ import pytest
 
 from pytest_nixl.model.traffic_pattern import MOST_RANKS, parse_matrix, read_matrix
 
-#: As in the README of kvbench.
-OF_README = """\
-0 0 1M 1M
-0 0 1M 1M
-0 0 0 5K
-0 0 0 0
-"""
-#: As its generator writes it, in sections.
+#: As kvbench's generator writes it, in sections.
 SECTIONS = """\
 [rdma]
 0 710M 0B 0
@@ -34,10 +27,6 @@ SECTIONS = """\
 MIB = 1 << 20
 
 
-def test_the_matrix_of_the_readme_is_read() -> None:
-    assert parse_matrix(OF_README) == ((0, 0, MIB, MIB), (0, 0, MIB, MIB), (0, 0, 0, 5120), (0, 0, 0, 0))
-
-
 def test_a_file_with_sections_has_its_matrix_in_rdma() -> None:
     matrix = parse_matrix(SECTIONS)
     assert matrix[0] == (0, 710 * MIB, 0, 0)
@@ -48,24 +37,18 @@ def test_a_file_with_sections_has_its_matrix_in_rdma() -> None:
 
 def test_a_file_is_read_with_tabs_empty_lines_and_small_letters(tmp_path: Path) -> None:
     file = tmp_path / "matrix.txt"
-    file.write_text("\ufeff [ RDMA ] \r\n0\t64k\r\n \t\r\n4096 0\r\n", encoding="utf-8")
-    assert read_matrix(str(file)) == ((0, 65536), (4096, 0))
+    file.write_text("\ufeff [ RDMA ] \r\n0\t1024g\r\n \t\r\n4096 -0\r\n", encoding="utf-8")
+    assert read_matrix(str(file)) == ((0, 1 << 40), (4096, 0))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "it has no line of a matrix"),
-        ("[read]\n1M 1M\n", "it has no line of a matrix"),
         ("0 1M\n0 0 0\n", "line 2 has 3 cells, but the matrix has 2 lines"),
-        ("0 1M 1M\n0 0 0\n", "line 1 has 3 cells, but the matrix has 2 lines"),
-        ("1M\n", "line 1 lets rank 0 send 1M to itself"),
         ("0 -1M\n0 0\n", "'-1M' in line 1 is negative"),
-        ("0 1T\n0 0\n", "'1T' in line 1 has the unknown unit 'T'"),
         ("0 1MiB\n0 0\n", "'1MiB' in line 1 has the unknown unit 'MiB'"),
-        ("0 much\n0 0\n", "'much' in line 1 is not a size"),
-        ("0 1e6\n0 0\n", "'1e6' in line 1 is not a size"),
-        *((f"0 {cell}\n0 0\n", f"'{cell}' in line 1 is not a size") for cell in ("nan", ".5", "5.", "-", "1.M", "M")),
+        *((f"0 {cell}\n0 0\n", f"'{cell}' in line 1 is not a size") for cell in ("1e6", ".5", "5.", "-", "1.M", "M")),
         ("0 9999999G\n0 0\n", "'9999999G' in line 1 is more than 1 TiB"),
         ("0 1M\n0 64K\n", "line 2 lets rank 1 send 64K to itself"),
         ("0 0\n0 0\n", "each of its cells is 0"),

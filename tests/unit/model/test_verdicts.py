@@ -29,10 +29,6 @@ TABLE = {
 }
 
 
-def test_the_table_has_every_verdict() -> None:
-    assert {str(verdict) for verdict in Verdict} == set(TABLE)
-
-
 @pytest.mark.parametrize("verdict", Verdict)
 def test_each_verdict_has_its_outcome(verdict: Verdict) -> None:
     open_, gated, gated_required = TABLE[str(verdict)]
@@ -51,13 +47,7 @@ def test_verdicts_are_ordered_by_their_outcomes_and_wrong_bytes_are_first(gate: 
     assert SEVERITY[0] is Verdict.CORRUPT
 
 
-@pytest.mark.parametrize(
-    ("judgement", "text"),
-    [
-        (Judgement(Verdict.WRONG_TRANSPORT, "went over tcp/lo", "check UCX_TLS"),
-         "WRONG-TRANSPORT: went over tcp/lo\nremedy: check UCX_TLS"),
-        (Judgement(Verdict.PASS, "fast"), "PASS: fast"),
-    ],
-)  # fmt: skip
-def test_a_judgement_prints_its_reason_and_its_remedy(judgement: Judgement, text: str) -> None:
-    assert str(judgement) == text
+def test_a_judgement_prints_its_reason_and_its_remedy() -> None:
+    judgement = Judgement(Verdict.WRONG_TRANSPORT, "went over tcp/lo", "check UCX_TLS")
+    assert str(judgement) == "WRONG-TRANSPORT: went over tcp/lo\nremedy: check UCX_TLS"
+    assert str(Judgement(Verdict.PASS, "fast")) == "PASS: fast"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.model.nixl_releases import USUAL_PORT
 from pytest_nixl.nixl.installed import hidden_module
 from pytest_nixl.nixl.worker import nixl_api
 
@@ -77,6 +78,7 @@ PORTS = [("0.9.0", False, True), ("1.1.0", False, False), ("1.2.0", True, False)
 def test_a_listener_has_the_requested_port_or_a_free_one(version: str, zero: bool, refused: bool) -> None:
     assert (nixl_api.port_for(version, 0) == 0) is zero
     assert 0 <= nixl_api.port_for(version, 0) < 65536
+    assert nixl_api.port_for(version, 0) != USUAL_PORT
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(NixlPluginError) if refused else nullcontext() as caught:

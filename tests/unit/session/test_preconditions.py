@@ -22,7 +22,7 @@ from pytest_nixl.session.run import LiveRecord
 
 #: Nothing listens on port 1.
 NOTHING = "http://127.0.0.1:1"
-#: The rows come first on the command line. test_required_infrastructure_checks_run_first has all suites.
+#: The rows come first on the command line.
 SUITES = ("suites/bandwidth/test_bandwidth.py", "suites/infrastructure", "suites/uri_validation/test_deployment.py",
           "--nixl-blocks=64KiB")  # fmt: skip
 
@@ -57,25 +57,6 @@ def test_an_unreachable_etcd_ends_the_run_before_the_first_row() -> None:
     assert done.output.count("MISSING whole-run:") == 1
     assert "NIXL gate: PASS" not in done.output
     assert done.code == 1
-
-
-@pytest.mark.long
-def test_required_infrastructure_checks_run_first() -> None:
-    done = run("suites", "--collect-only", "-q", "-p", "no:randomly")
-    files = [line.partition("::")[0] for line in done.output.splitlines() if line.startswith("suites/")]
-    tests = [line for line in done.output.splitlines() if line.startswith("suites/")]
-    names = [test.rpartition("::")[2] for test in tests]
-    assert names[:4] == [
-        "test_nixl_loads", "test_every_requested_backend_loads", "test_etcd_answers", "test_endpoints_are_well_formed",
-    ]  # fmt: skip
-    endpoints = [file for file in files[3:] if file == "suites/uri_validation/test_deployment.py"]
-    assert files[3 : 3 + len(endpoints)] == endpoints
-    folders = [file.split("/")[1] for file in files[3 + len(endpoints) :]]
-    count = folders.count("infrastructure")
-    assert count > 20
-    assert set(folders[:count]) == {"infrastructure"}
-    # All other tests keep their order: links vary slowest.
-    assert folders[count:] == sorted(folders[count:])
 
 
 @pytest.mark.long
@@ -116,29 +97,28 @@ ITEMS = {
 }
 
 
-REQUIRED = ("etcd-answers", "nixl-imports", "endpoints-well-formed", "bandwidth")
+REQUIRED = ("etcd-answers", "nixl-imports", "endpoints-well-formed", "endpoints-healthy", "bandwidth")
 
 
 @pytest.mark.parametrize(
-    ("required", "order"),
+    ("required", "unused", "order"),
     [
-        (REQUIRED, "nixl etcd form health cores row other"),
+        (REQUIRED, "", "nixl etcd form health cores row other"),
         # The endpoint checks run early only if one of them is required, and the etcd only if it is.
-        (("etcd-answers", "bandwidth"), "etcd cores nixl row form health other"),
-        (("endpoints-healthy",), "form health cores etcd nixl row other"),
+        (("etcd-answers", "bandwidth"), "", "etcd cores nixl row form health other"),
+        (("endpoints-healthy",), "", "form health cores etcd nixl row other"),
+        *((REQUIRED, unused, " ".join(ITEMS)) for unused in ("used", "parallel", "usable")),
     ],
 )
-@pytest.mark.parametrize("unused", ["", "used", "parallel", "usable"])
 def test_what_the_profile_requires_runs_first(
-    tmp_path: Path, required: tuple[str, ...], order: str, unused: str
+    tmp_path: Path, required: tuple[str, ...], unused: str, order: str
 ) -> None:
     run = a_run(tmp_path, required)
     if unused:
         setattr(run.collected if unused == "used" else run, unused, unused == "parallel")
     tests = list(items())
-    before = [item.nodeid for item in tests]
     Preconditions(run).pytest_collection_modifyitems(cast(Any, SimpleNamespace()), tests)
-    assert [item.nodeid for item in tests] == (before if unused else order.split())
+    assert [item.nodeid for item in tests] == order.split()
 
 
 def a_run(folder: Path, required: tuple[str, ...] = REQUIRED, *, keep_going: bool = False) -> Any:
@@ -151,7 +131,7 @@ def a_run(folder: Path, required: tuple[str, ...] = REQUIRED, *, keep_going: boo
 
 def items() -> Iterator[Any]:
     for name, (suite, file, check) in ITEMS.items():
-        marker = SimpleNamespace(args=(check,)) if check else None
+        marker = SimpleNamespace(args=(check, "quick")) if check else None
         path = Path("suites", suite, file)
         yield SimpleNamespace(nodeid=name, path=path, get_closest_marker=lambda _, marker=marker: marker)
 
@@ -162,14 +142,13 @@ ALL = tuple(ITEMS)
 @pytest.mark.parametrize(
     ("selected", "failed", "keep_going", "last", "check", "text"),
     [
-        (ALL, "", False, "other", "", ""),
-        (ALL, "cores row health", False, "other", "", ""),
+        (ALL, "cores row", False, "other", "", ""),
         (ALL, "nixl etcd", False, "nixl", "nixl", "6 tests did not run; see above"),
         (ALL, "etcd", False, "etcd", "etcd-answers", "5 tests did not run; it does not answer"),
-        (ALL, "form", False, "health", "form", "3 tests did not run; see above"),
         (ALL, "form health", False, "health", "form", "3 tests did not run; see above"),
         (ALL, "etcd form", True, "other", "", ""),
         (("nixl", "row"), "nixl", False, "nixl", "nixl", "1 test did not run; see above"),
+        (("nixl",), "nixl", False, "nixl", "", ""),
     ],
 )
 def test_only_a_required_check_that_fails_ends_the_run(

@@ -26,25 +26,15 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(monkeypatch)
 
 
-def test_the_parts_of_the_plugin_that_observe_a_run_are_registered_under_their_names(scene: Scene) -> None:
+def test_the_parts_of_the_plugin_that_observe_a_run_are_registered(scene: Scene) -> None:
     hooks = RunHooks.of(scene.config)
     assert (hooks.run, hooks.failed_code) == (scene.run, None)
-    parts = [
-        scene.log.LevelSelection,
-        scene.log.Preconditions,
-        scene.log.completeness_of,
-        scene.log.BriefOutput,
-        scene.log.RowProgress,
-    ]
-    names = ["nixl-levels", "nixl-preconditions", "nixl-completeness", "brief", "progress"]
-    assert scene.config.pluginmanager.register.mock_calls == [
-        call(ANY, "nixl-results"),
-        *(call(part.return_value, name) for part, name in zip(parts, names, strict=True)),
-    ]
-    assert [part.mock_calls[0] for part in parts] == [call(scene.run)] * 5
+    names = ["nixl-results", "nixl-levels", "nixl-preconditions", "nixl-completeness", "brief", "progress"]
+    assert [entry.args[1] for entry in scene.config.pluginmanager.register.mock_calls] == names
 
 
 REFUSAL = "they do not fit together"
+BOTH = {"several": True, "judged_by": ("--nixl-gate",)}
 
 
 @pytest.mark.parametrize(
@@ -52,17 +42,12 @@ REFUSAL = "they do not fit together"
     [
         ({}, "", ["TerminalOutput"]),
         ({"output": True}, "", []),
-        ({"configured": False, "several": True, "judged_by": ("--nixl-gate",)}, "", None),
-        ({"parallel": True, "several": True, "judged_by": ("--nixl-gate",)}, "", None),
+        ({"configured": False, **BOTH}, "", None),
+        ({"parallel": True, **BOTH}, "", None),
         ({"several": True}, "", ["write_without_colours", "refuse", "TerminalOutput"]),
         ({"judged_by": ("--nixl-gate",)}, "", ["refuse_accidents", "find", "TerminalOutput"]),
-        (
-            {"several": True, "judged_by": ("--nixl-gate",)},
-            "refuse",
-            ["write_without_colours", "refuse", "write_refusal"],
-        ),
-        ({"judged_by": ("--nixl-gate",)}, "refuse_accidents", ["refuse_accidents", "write_refusal"]),
-        ({"judged_by": ("--nixl-gate",)}, "find", ["refuse_accidents", "find", "write_refusal"]),
+        (BOTH, "refuse", ["write_without_colours", "refuse", "write_refusal"]),
+        (BOTH, "find", ["write_without_colours", "refuse", "refuse_accidents", "find", "write_refusal"]),
     ],
 )
 def test_the_options_of_a_configured_run_are_checked_and_a_refusal_is_reported(
@@ -135,36 +120,19 @@ def test_a_result_is_sent_between_processes_as_plain_data(results: Any) -> None:
         assert sent(results.pytest_report_from_serializable(), other) == other
 
 
-@pytest.mark.parametrize("used", [True, False])
-@pytest.mark.parametrize(
-    ("configured", "no_header", "verbosity", "parallel", "late"),
-    [
-        (False, False, 0, False, True),
-        (True, False, 0, False, False),
-        (False, True, 0, False, False),
-        (False, False, -1, False, False),
-        (False, False, 2, False, True),
-        (False, False, 0, True, False),
-    ],
-)
-def test_the_header_is_written_once_at_the_start_or_after_the_collection(
-    configured: bool, no_header: bool, verbosity: int, parallel: bool, late: bool, used: bool, scene: Scene
-) -> None:
-    scene.set(configured=configured, no_header=no_header, parallel=parallel)
-    scene.run.collected.used = used
-    scene.config.get_verbosity.return_value = verbosity
+def test_the_header_comes_after_the_collection_if_only_a_test_uses_the_plugin(scene: Scene) -> None:
     scene.log.header.side_effect = lambda settings, placement, verbosity: ["a \x1bline", f"{verbosity}"]
+    scene.config.get_verbosity.return_value = 2
+    hooks = scene.hooks()
+    assert hooks.report_header(["of pytest"]) == ["of pytest"]
+    assert hooks.report_collectionfinish() == []
+    scene.run.collected.used = True
+    assert hooks.report_collectionfinish() == ["a \\x1bline", "2"]
+    scene.set(parallel=True)
+    assert hooks.report_collectionfinish() == []
+    scene.set(configured=True)
     scene.log.without_benchmark_header.side_effect = lambda config, headers: headers[1:]
-    hooks, lines = scene.hooks(), ["a \\x1bline", f"{verbosity}"]
-    headers = hooks.report_header(["of pytest-benchmark", "of pytest"])
-    assert headers == (["of pytest", lines] if configured else ["of pytest-benchmark", "of pytest"])
-    assert hooks.report_collectionfinish() == (lines if late and used else [])
-    written = [call(scene.run.settings, scene.run.placement, verbosity)] * (configured or (late and used))
-    assert scene.log.header.mock_calls == written
-    assert (
-        scene.log.without_benchmark_header.mock_calls
-        == [call(scene.config, ["of pytest-benchmark", "of pytest"])] * configured
-    )
+    assert hooks.report_header(["of pytest-benchmark", "of pytest"]) == ["of pytest", ["a \\x1bline", "2"]]
 
 
 def definition(check: bool) -> Any:
@@ -173,35 +141,26 @@ def definition(check: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("check", "suite", "names", "usable", "suites", "parametrized"),
+    ("check", "suite", "name", "usable", "parametrized"),
     [
-        (True, "bandwidth", ["nixl_link"], True, {"bandwidth"}, True),
-        (True, None, ["nixl_link"], False, set(), False),
-        (True, "faults", ["couple"], True, {"faults"}, False),
-        (False, "bandwidth", ["nixl_link"], True, set(), True),
+        (True, "bandwidth", "nixl_link", True, True),
+        (True, None, "nixl_link", False, False),
+        (True, "faults", "couple", True, False),
+        (False, "bandwidth", "nixl_link", True, True),
     ],
 )
-@pytest.mark.parametrize("several", [True, False])
 def test_a_test_is_noted_with_its_suite_and_runs_once_for_each_link(
-    check: bool,
-    suite: str | None,
-    names: list[str],
-    usable: bool,
-    suites: set[str],
-    parametrized: bool,
-    several: bool,
-    scene: Scene,
+    check: bool, suite: str | None, name: str, usable: bool, parametrized: bool, scene: Scene
 ) -> None:
-    scene.run.usable, scene.run.placement.several, scene.log.suite_of.return_value = usable, several, suite
-    metafunc = MagicMock(definition=definition(check), fixturenames=names)
+    scene.run.usable, scene.run.placement.several, scene.log.suite_of.return_value = usable, "several", suite
+    metafunc = MagicMock(definition=definition(check), fixturenames=[name])
     scene.hooks().generate_tests(metafunc)
+    suites = {suite} if check and suite else set()
     assert (scene.run.collected.checks, scene.run.collected.suites) == (check, suites)
-    assert scene.log.suite_of.mock_calls == [call(Path("suites/x/test_x.py"))] * check
-    links = [call("nixl_link", ["a link"], ids=ANY, indirect=True)]
-    assert metafunc.parametrize.mock_calls == links * parametrized
+    assert metafunc.parametrize.mock_calls == [call("nixl_link", ["a link"], ids=ANY, indirect=True)] * parametrized
     if parametrized:
         metafunc.parametrize.call_args.kwargs["ids"]("a link")
-        scene.log.link_id.assert_called_once_with("a link", several=several)
+        scene.log.link_id.assert_called_once_with("a link", several="several")
 
 
 def test_the_places_of_checks_are_counted_and_each_is_watched(scene: Scene) -> None:
@@ -254,7 +213,7 @@ def test_the_parent_of_workers_starts_while_tests_with_agents_are_collected(
         ("a row", False, False, True, True, False),
         ("a row", False, True, True, True, True),
         (None, True, True, True, True, False),
-        (None, False, True, True, False, False),
+        (None, False, False, True, False, False),
         ("a row", True, True, False, False, False),
         ("a row", True, False, False, True, False),
     ],
@@ -276,34 +235,22 @@ def test_tests_that_measure_are_benchmarks_and_no_row_is_measured_in_parallel(
         assert [(mark.name, mark.kwargs) for mark in marks] == [("skip", {"reason": reason})] * skipped
 
 
-RERUNS, IMAGE, PROFILE, AGENTS, MACHINE, SILENCE = (
-    "refuse_marked",
-    "ensure_image",
-    "load_profile",
-    "refuse_agent_options",
-    "read_machine_early",
-    "refuse_silence",
-)
+RERUNS, IMAGE, PROFILE = "refuse_marked", "ensure_image", "load_profile"
+AGENTS, MACHINE, SILENCE = "refuse_agent_options", "read_machine_early", "refuse_silence"
+ALL = {"gate": True, "reruns": True, "etcd_server": "container", "etcd": True}
 
 
 @pytest.mark.parametrize(
     ("values", "steps"),
     [
         ({}, [PROFILE, AGENTS, MACHINE]),
-        ({"used": False}, []),
-        ({"used": False, "gate": True, "reruns": True}, []),
-        ({"usable": False, "gate": True, "reruns": True}, []),
-        ({"parallel": True}, []),
-        ({"parallel": True, "gate": True, "reruns": True}, [RERUNS]),
-        ({"collectonly": True}, [PROFILE]),
-        ({"gate": True}, [PROFILE, AGENTS, MACHINE, PROFILE, SILENCE]),
-        ({"gate": True, "reruns": True, "store": "runs"}, [RERUNS, PROFILE, AGENTS, MACHINE, PROFILE, SILENCE]),
-        ({"gate": True, "collectonly": True}, [PROFILE, PROFILE, SILENCE]),
-        ({"etcd_server": "container", "etcd": True}, [IMAGE, PROFILE, AGENTS, MACHINE]),
+        ({**ALL, "store": "runs"}, [RERUNS, IMAGE, PROFILE, AGENTS, MACHINE, PROFILE, SILENCE]),
+        ({**ALL, "used": False}, [IMAGE]),
+        ({**ALL, "usable": False}, [IMAGE]),
+        ({**ALL, "parallel": True}, [RERUNS]),
+        ({**ALL, "collectonly": True}, [RERUNS, PROFILE, PROFILE, SILENCE]),
+        ({"gate": True, "etcd": True}, [PROFILE, AGENTS, MACHINE, PROFILE, SILENCE]),
         ({"etcd_server": "container"}, [PROFILE, AGENTS, MACHINE]),
-        ({"etcd_server": "container", "etcd": True, "collectonly": True}, [PROFILE]),
-        ({"etcd_server": "container", "etcd": True, "parallel": True}, []),
-        ({"etcd": True}, [PROFILE, AGENTS, MACHINE]),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_the_first_test(
@@ -343,22 +290,16 @@ def test_a_run_whose_image_of_etcd_cannot_be_had_is_refused(scene: Scene) -> Non
         RunHooks(scene.run).collection_finish(scene.session)
 
 
-@pytest.mark.parametrize(
-    ("values", "takes_part"),
-    [
-        ({"in_cluster": True}, True),
-        ({}, False),
-        ({"in_cluster": True, "parallel": True}, False),
-        ({"in_cluster": True, "collectonly": True}, False),
-    ],
-)
-def test_only_one_of_several_ranks_takes_part_in_a_group(
-    values: dict[str, bool], takes_part: bool, scene: Scene
-) -> None:
-    scene.set(**values)
-    part = scene.hooks().runtestloop(scene.session)
-    assert part is (scene.log.take_part.return_value if takes_part else None)
-    assert scene.log.mock_calls == [call.take_part(scene.session, scene.run)] * takes_part
+def test_only_one_of_several_ranks_takes_part_in_a_group(scene: Scene) -> None:
+    hooks = scene.hooks()
+    assert hooks.runtestloop(scene.session) is None
+    scene.set(in_cluster=True)
+    for other in ("parallel", "collectonly"):
+        scene.set(**{other: True})
+        assert hooks.runtestloop(scene.session) is None
+        scene.set(**{other: False})
+    assert hooks.runtestloop(scene.session) is scene.log.take_part.return_value
+    assert scene.log.mock_calls == [call.take_part(scene.session, scene.run)]
 
 
 def test_only_a_check_has_its_load_watched(scene: Scene) -> None:
@@ -369,27 +310,23 @@ def test_only_a_check_has_its_load_watched(scene: Scene) -> None:
         assert scene.log.watch_load.mock_calls == watched
 
 
-@pytest.mark.parametrize(
-    ("failed", "error", "of", "shown"),
-    [
-        (True, AssertionError(), pytest.Function, True),
-        (False, AssertionError(), pytest.Function, False),
-        (True, None, pytest.Function, False),
-        (True, AssertionError(), pytest.Item, False),
-    ],
-)
-def test_a_failed_test_shows_its_agents(
-    failed: bool, error: AssertionError | None, of: type[pytest.Item], shown: bool, scene: Scene
-) -> None:
-    item: Any = MagicMock(spec=of)
-    item.funcargs = {"first": "an agent", "second": "a link"}
-    phase: Any = SimpleNamespace(excinfo=None if error is None else SimpleNamespace(value=error))
-    own = report(failed=failed, sections=[("of pytest", "x")])
-    scene.log.agents_section.side_effect = lambda arguments, error: [("agents", f"{[*arguments]}")]
-    scene.hooks().runtest_makereport(item, phase, own)
-    assert scene.log.add_result.mock_calls == [call(item, phase, own)]
-    assert own.sections == [("of pytest", "x"), *([("agents", "['an agent', 'a link']")] if shown else [])]
-    assert scene.log.agents_section.mock_calls == [call(ANY, error)] * shown
+def test_a_failed_test_shows_its_agents(scene: Scene) -> None:
+    error, test = AssertionError(), pytest.Function
+    scene.log.agents_section.side_effect = lambda arguments, error: [("agents", [*arguments, error])]
+    for failed, raised, of in (
+        (True, error, test),
+        (False, error, test),
+        (True, None, test),
+        (True, error, pytest.Item),
+    ):
+        item: Any = MagicMock(spec=of)
+        item.funcargs = {"first": "an agent", "second": "a link"}
+        phase: Any = SimpleNamespace(excinfo=None if raised is None else SimpleNamespace(value=raised))
+        own = report(failed=failed, sections=[("of pytest", "x")])
+        scene.hooks().runtest_makereport(item, phase, own)
+        assert scene.log.add_result.mock_calls == [call(item, phase, own)]
+        shown = [("agents", ["an agent", "a link", error])] if failed and raised and of is test else []
+        assert own.sections == [("of pytest", "x"), *shown]
 
 
 def test_what_pytest_writes_of_a_check_comes_from_its_result_and_its_run(scene: Scene) -> None:

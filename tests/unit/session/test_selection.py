@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.session.outcome import check_of, refuse_marked
+from pytest_nixl.session.outcome import refuse_marked
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.selection import (
     check_expected,
@@ -54,18 +54,12 @@ def test_a_check_is_expected_of_a_run_that_selected_its_suite() -> None:
         assert check_expected(check, chosen) is expected
 
 
-def test_the_first_argument_of_its_marker_is_the_id_of_a_check() -> None:
-    for arguments, check in ((("a", "quick"), "a"), ((), None)):
-        item: Any = SimpleNamespace(get_closest_marker={"nixl_check": SimpleNamespace(args=arguments)}.get)
-        assert check_of(item) == check
-
-
 def test_a_check_that_is_marked_to_be_repeated_is_refused() -> None:
-    def item(*names: str) -> Any:
-        markers = {name: SimpleNamespace(args=("a",)) for name in names}
+    def item(*names: str, id: str = "a") -> Any:
+        markers = {name: SimpleNamespace(args=(id,) if id else ()) for name in names}
         return SimpleNamespace(nodeid=f"t.py::{'-'.join(names)}", get_closest_marker=markers.get)
 
-    refuse_marked([item("flaky"), item("nixl_check")], "--nixl-gate")
+    refuse_marked([item("flaky"), item("nixl_check"), item("nixl_check", "flaky", id="")], "--nixl-gate")
     with pytest.raises(pytest.UsageError) as refused:
         refuse_marked([item("nixl_check"), item("nixl_check", "flaky")], "--nixl-gate")
     assert str(refused.value) == (
