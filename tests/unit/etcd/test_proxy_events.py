@@ -48,8 +48,8 @@ class CountedLink:
 
 def test_each_event_is_told_once() -> None:
     path = CountedPath()
-    client = ProxyClient(cast(Any, path), "one")
-    link, notified = cast(Any, CountedLink()), list[int]()
+    client: Any = ProxyClient(cast(Any, path), "one")
+    link, notified = CountedLink(), list[int]()
 
     def count(result: Any = None) -> Any:
         notified.append(path.notified)
@@ -67,7 +67,7 @@ def test_each_event_is_told_once() -> None:
     client.release()
     assert unanswered.state is State.SENT
     count(client.withdrawn(unanswered))
-    count(client.detach(cast(Any, CountedLink())))
+    count(client.detach(CountedLink()))
     assert notified == [*range(1, 11)]
     client.withdrawn(unanswered)
     assert (path.notified, client.connections) == (10, 1), "it was withdrawn before"

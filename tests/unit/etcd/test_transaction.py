@@ -84,6 +84,10 @@ def test_an_answer_is_read_by_the_places_of_its_operations() -> None:
     assert (failed.succeeded, failed.range_result(0)) == (False, RangeResult(0, ()))
 
 
+NO_NUMBERS: list[object] = ["many", True, 1.5, []]
+NO_PAIRS: list[object] = [{}, [3], [{}]]
+
+
 def answered(place: int, answer: dict[str, Any]) -> dict[str, Any]:
     """Replace one of the answers."""
     return {"responses": [*ANSWERED[:place], answer, *ANSWERED[place + 1 :]]}
@@ -98,8 +102,8 @@ def answered(place: int, answer: dict[str, Any]) -> dict[str, Any]:
         {"succeeded": False},
         {"responses": []},
         answered(0, {"response_range": {}}),
-        *(answered(1, {"response_range": {"count": count}}) for count in ("many", True, 1.5, [])),
-        *(answered(1, {"response_range": {"kvs": pairs}}) for pairs in ({}, [3], [{}])),
+        *(answered(1, {"response_range": {"count": count}}) for count in NO_NUMBERS),
+        *(answered(1, {"response_range": {"kvs": pairs}}) for pairs in NO_PAIRS),
         answered(1, {"response_range": {"kvs": [{"key": code("/a"), "version": "x"}]}}),
         answered(2, {"response_delete_range": {"deleted": None}}),
         answered(3, {"response_txn": {"responses": [{"response_range": {}}]}}),  # without a condition, it succeeds
