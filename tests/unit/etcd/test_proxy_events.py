@@ -60,6 +60,7 @@ def test_each_event_is_told_once() -> None:
     count(client.answered(link, put, b"answer", lambda: None))
     watch = count(client.passed("Watch", ()))
     count(client.confirmed(watch))
+    assert (put.answer, put.answered, watch.sent, watch.confirmed) == (b"answer", 1, 2, True)
     client.hold()
     held = count(client.arrived(link, "Put", (), lambda: None))
     count(client.withdrawn(held))
