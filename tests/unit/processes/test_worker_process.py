@@ -38,6 +38,7 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
     answer = survivor.run("helpers.agent_functions:describe", word="hello")
     assert answer == {"name": "alpha", "word": "hello", "pid": survivor.worker.pid, "type": "nixl_agent"}
     assert answer["pid"] != os.getpid()
+    assert survivor.worker.versions["ucx"].count(".") == 2
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
 
 
