@@ -37,11 +37,6 @@ def raise_error(agent: Any) -> None:
     raise ValueError("the user's own fault")
 
 
-def abort(agent: Any) -> None:
-    """Abort the process like a failed assertion in a C++ library."""
-    os.abort()
-
-
 def crash(agent: Any) -> None:
     """Crash the process by an access to address zero."""
     ctypes.string_at(0)

@@ -6,7 +6,6 @@ The server is a test double, because a real etcd sends none of these answers.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import itertools
 import json
@@ -54,34 +53,23 @@ def packed() -> Iterable[bytes]:
 
 STATUS = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = STATUS + b"Transfer-Encoding: chunked\r\n\r\n"
-NULLS = {"header": HEADER, "kvs": None, "count": None, "ID": None, "TTL": None, "succeeded": None, "responses": None}
 ENDLESS = {
     "an endless body": endless(STATUS + b"\r\n", b" " * 65536),
-    "an endless chunk": endless(CHUNKED + b"7fffffffffffffff\r\n", b" " * 65536),
-    "endless chunks": endless(CHUNKED, b"10\r\n" + b" " * 16 + b"\r\n"),
     "a chunk of endless size": endless(CHUNKED, b"0" * 65536),
     "a huge length": endless(STATUS + b"Content-Length: 999999999999999999\r\n\r\n", b" " * 65536),
-    "endless headers": endless(STATUS, b"X: y\r\n"),
     "endless interim answers": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "an endless error": endless(b"HTTP/1.1 500 Broken\r\n\r\n", b"\xe9" * 65536),
     "a body in drops": dripping(STATUS + b"Content-Length: 100000\r\n\r\n", b" "),
-    "chunks in drops": dripping(CHUNKED, b"1\r\n \r\n"),
     "headers in drops": dripping(STATUS + b"X: ", b"y"),
-    "a status in drops": dripping(b"HTTP/1.1 ", b"2"),
 }
 MALFORMED = {
     "a header only": plain({"header": HEADER}),
-    "an empty header": plain({"header": {}}),
-    "nulls": plain(NULLS),
-    "a null": plain(None),
+    "nulls": plain({"header": HEADER, **dict.fromkeys(("kvs", "count", "ID", "TTL", "succeeded", "responses"))}),
     "wrong types": plain({"header": HEADER, "kvs": {"a": 1}, "count": [], "ID": {}, "TTL": [], "responses": 7}),
-    "a list for a header": plain({"header": []}),
     "infinite numbers": lambda: [http(b'{"header": {"revision": 1e999}, "count": 1e999, "ID": 1e999, "TTL": 1e999}')],
-    "lists 100,000 deep": lambda: [http(b'{"header": ' + b"[" * 100_000)],
     "no UTF-8": lambda: [http(b'{"header": "\xff\xfe"}')],
     "a packed bomb": packed,
     "a list for an error": lambda: [http(b'["code"]', status="500 Broken")],
-    "a number for an error": lambda: [http(b"5", status="500 Broken")],
     "another place": lambda: [http(b"", "Location: /v3/again", status="307 Temporary Redirect")],
     "an error with control characters": lambda: [
         http(json.dumps({"code": 2, "message": "\x1b[31m" + "long\r\n" * 10_000}).encode(), status="500 \x1b[31mred")
@@ -155,9 +143,8 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
         assert time.monotonic() - start < OVER
 
 
-@pytest.mark.parametrize("name", ["identity", "Identity", " IDENTITY "])
-def test_an_answer_that_says_that_it_is_not_packed_is_read(name: str) -> None:
-    answer = http(json.dumps({"header": HEADER}).encode(), f"Content-Encoding: {name}")
+def test_an_answer_that_says_that_it_is_not_packed_is_read() -> None:
+    answer = http(json.dumps({"header": HEADER}).encode(), "Content-Encoding:  IDENTITY ")
     with serving(lambda: [answer]) as endpoint, connect([endpoint], timeout=60) as client:
         assert client.get("/a") is None
 
@@ -170,15 +157,6 @@ def test_a_malformed_answer_is_reported_with_the_request() -> None:
     with serving(MALFORMED["a packed bomb"]) as endpoint, connect([endpoint], timeout=60) as client:
         with pytest.raises(EtcdError, match="its answer is compressed"):
             client.get("/a")
-
-
-@pytest.mark.parametrize("kind", ["an endless body", "endless chunks", "a body in drops", "chunks in drops"])
-def test_a_watch_without_a_complete_message_ends(kind: str) -> None:
-    with serving(ENDLESS[kind]) as endpoint, connect([endpoint], timeout=TIMEOUT) as client:
-        start = time.monotonic()
-        with contextlib.suppress(EtcdError):
-            assert list(client.watch(Watched("/a", 1), seconds=1)) == []
-        assert time.monotonic() - start < OVER
 
 
 def test_the_size_limit_applies_to_each_message_of_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,10 @@ from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint, parse_endpoints
 @pytest.mark.parametrize(
     ("text", "endpoint", "printed"),
     [
-        ("http://127.0.0.1:2379", Endpoint("http", "127.0.0.1", 2379), "http://127.0.0.1:2379"),
-        ("https://etcd.example.org:443", Endpoint("https", "etcd.example.org", 443), "https://etcd.example.org:443"),
         ("etcd:1", Endpoint("http", "etcd", 1), "http://etcd:1"),
         ("HTTP://h:65535", Endpoint("http", "h", 65535), "http://h:65535"),
         ("http://etcd-0.my_ns.svc.:2379", Endpoint("http", "etcd-0.my_ns.svc.", 2379), "http://etcd-0.my_ns.svc.:2379"),
         (f"{63 * 'a'}.b:1", Endpoint("http", f"{63 * 'a'}.b", 1), f"http://{63 * 'a'}.b:1"),
-        ("http://[::1]:2379", Endpoint("http", "::1", 2379), "http://[::1]:2379"),
         ("[fe80::1%eth0]:2379", Endpoint("http", "fe80::1%eth0", 2379), "http://[fe80::1%eth0]:2379"),
         ("https://me:secret@h:2379", Endpoint("https", "h", 2379, "me", "secret"), "https://h:2379"),
         ("me@h:2379", Endpoint("http", "h", 2379, "me", ""), "http://h:2379"),
@@ -35,12 +32,10 @@ def test_an_endpoint_is_read_and_printed(text: str, endpoint: Endpoint, printed:
     assert parse_endpoint(printed) == Endpoint(endpoint.scheme, endpoint.host, endpoint.port)
 
 
-def test_a_list_keeps_its_order() -> None:
-    assert parse_endpoints("http://b:2,a:1,https://u:p@c:3") == (
-        Endpoint("http", "b", 2),
-        Endpoint("http", "a", 1),
-        Endpoint("https", "c", 3, "u", "p"),
-    )
+def test_a_list_keeps_its_order_and_shows_no_credentials() -> None:
+    endpoints = parse_endpoints("http://b:2,https://USER:SECRET@c:3")
+    assert endpoints == (Endpoint("http", "b", 2), Endpoint("https", "c", 3, "USER", "SECRET"))
+    assert repr(endpoints[1]) == "Endpoint(scheme='https', host='c', port=3)"
 
 
 @pytest.mark.parametrize(
@@ -48,37 +43,22 @@ def test_a_list_keeps_its_order() -> None:
     [
         ("", "'' is empty"),
         (" http://h:1", "' http://h:1' has a space in it"),
-        ("http://a:1 http://b:2", "'http://a:1 http://b:2' has a space in it"),
         ("http://h:1\n", "'http://h:1\\n' has a space in it"),
         ("tcp://h:1", "'tcp://h:1' has the unknown scheme 'tcp'"),
         ("http://h:1/", "'http://h:1/' ends with a slash"),
         ("http://h:1/v3/kv", "'http://h:1/v3/kv' has the path '/v3/kv'"),
-        ("http://h", "'http://h' names no port"),
         ("h", "'h' names no port"),
         ("http://[::1]", "'http://[::1]' names no port"),
-        ("http://", "'http://' is not HOST:PORT"),
         ("http://:2379", "'http://:2379' is not HOST:PORT"),
-        ("http://h:", "'http://h:' is not HOST:PORT"),
-        ("http://h:port", "'http://h:port' is not HOST:PORT"),
-        ("http://h:-1", "'http://h:-1' is not HOST:PORT"),
         ("http://h:٢", "'http://h:٢' is not HOST:PORT"),
         ("http://h:1?x=2", "'http://h:1?x=2' is not HOST:PORT"),
-        ('"http://h:1"', "'\"http://h:1\"' has the path '//h:1\"'"),
-        ("http://a:1;http://b:2", "'http://a:1;http://b:2' has the path '//b:2'"),
-        ("http://::1:2379", "'http://::1:2379' has an IPv6 address without brackets (http://[::1]:2379)"),
         ("::1", "'::1' has an IPv6 address without brackets (http://[::1]:2379)"),
-        ("http://[::g]:1", "'http://[::g]:1' has the host '[::g]', which is neither a name nor an address"),
-        ("http://[]:1", "'http://[]:1' has the host '[]', which is neither a name nor an address"),
-        ("http://a..b:1", "'http://a..b:1' has the host 'a..b', which is neither a name nor an address"),
         *(
             (f"http://{host}:1", f"'http://{host}:1' has the host '{host}', which is neither a name nor an address")
-            for host in (f"{64 * 'a'}.b", f"b.{64 * 'a'}")
+            for host in ("[::g]", "[]", "a..b", f"{64 * 'a'}.b", f"b.{64 * 'a'}")
         ),
-        ("http://.:1", "'http://.:1' has the host '.', which is neither a name nor an address"),
         ("http://h:0", "'http://h:0' has the port 0, which is not between 1 and 65535"),
         ("h:65536", "'h:65536' has the port 65536, which is not between 1 and 65535"),
-        ("127.0.0.1:99999", "'127.0.0.1:99999' has the port 99999, which is not between 1 and 65535"),
-        ("http://@h:1", "'http://***@h:1' names no user before its @"),
         ("http://:secret@h:1", "'http://***@h:1' names no user before its @"),
     ],
 )
@@ -88,16 +68,11 @@ def test_a_malformed_endpoint_is_refused(text: str, fault: str) -> None:
     assert str(caught.value) == f"etcd endpoint {fault}: expected {ENDPOINTS_FORM}"
 
 
-@pytest.mark.parametrize("text", ["http://a:1,", ",http://a:1", "http://a:1,,http://b:2"])
-def test_an_empty_member_of_a_list_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="etcd endpoint '' is empty: expected URL"):
-        parse_endpoints(text)
-
-
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
         ("a:1,b,c:3", "'b' names no port"),
+        ("http://a:1,", "'' is empty"),
         ("http://user:hunter@b", "'http://***@b' names no port"),
         # The comma may belong to a password.
         ("http://user:hunter@a:1,b", "2 of 2 is malformed (not shown, because the list contains a user or password; "
@@ -121,20 +96,10 @@ def test_neither_a_message_nor_a_redacted_text_shows_a_user_or_a_password(text: 
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
 
 
-def test_str_and_repr_of_an_endpoint_show_no_credentials() -> None:
-    endpoint = parse_endpoint("http://USER:SECRET@h:1")
-    assert (endpoint.user, endpoint.password) == ("USER", "SECRET")
-    assert str(endpoint) == "http://h:1"
-    assert repr([endpoint]) == "[Endpoint(scheme='http', host='h', port=1)]"
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("http://u:p@h:1", "http://***@h:1"),
-        ("u:p@h:1", "***@h:1"),
         ("u@h:1", "***@h:1"),
-        ("http://a:1,http://u:p@b:2", "http://a:1,http://***@b:2"),
         ("http://u:p@a:1,http://v:q@b:2", "http://***@a:1,http://***@b:2"),
         ("http://u:p@a:1;http://v:q@b:2 http://w:r@c:3", "http://***@a:1;http://***@b:2 http://***@c:3"),
         ("a:1,http://u:p@b:2", "a:1,http://***@b:2"),

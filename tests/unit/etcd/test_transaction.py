@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions of a transaction, in the JSON form of etcd's gateway."""
+"""The ranges of a transaction, and which answers to it are read, in the JSON form of etcd's gateway."""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,25 +11,20 @@ import pytest
 from pytest_nixl.etcd.transaction import (
     KeyValue,
     Part,
+    RangeResult,
     TransactionResult,
     absent,
     changes_nothing_twice,
     checked,
     delete,
-    delete_prefix,
-    empty,
     get,
     get_prefix,
-    items,
     key_range,
     nested,
-    none_changed_after,
     none_leased,
-    number,
     present,
     put,
     txn,
-    unchanged,
 )
 
 
@@ -38,76 +32,13 @@ def code(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 
-ALL = {"range_end": code("/p0")}
-
-
-@pytest.mark.parametrize(
-    ("condition", "compared", "operand"),
-    [
-        (absent("/p/"), ("CREATE", "EQUAL"), {"create_revision": 0}),
-        (present("/p/"), ("CREATE", "GREATER"), {"create_revision": 0}),
-        (empty("/p/"), ("CREATE", "EQUAL"), {"create_revision": 0, **ALL}),
-        (unchanged(KeyValue("/p/", b"", 5, 7, 2)), ("MOD", "EQUAL"), {"mod_revision": 7}),
-        (none_changed_after("/p/", 7), ("MOD", "LESS"), {"mod_revision": 8, **ALL}),
-        (none_leased("/p/"), ("LEASE", "EQUAL"), {"lease": 0, **ALL}),
-    ],
-)
-def test_each_condition_compares_the_field_that_it_names(
-    condition: Part, compared: tuple[str, str], operand: dict[str, object]
-) -> None:
-    target, result = compared
-    assert condition == {"key": code("/p/"), "target": target, "result": result, **operand}
-
-
-def test_a_number_is_written_as_text_or_left_out_by_the_gateway() -> None:
-    assert [number({"a": "12345678901234567890"}, "a"), number({"a": 3}, "a")] == [12345678901234567890, 3]
-    assert [number({}, "a"), number({}, "a", 7)] == [0, 7]
-    with pytest.raises(KeyError):
-        number({}, "a", None)
-    strange: list[object] = [True, False, 1.5, None, [], {}]
-    for wrong in strange:
-        with pytest.raises(ValueError, match=r"^a is not a number$"):
-            number({"a": wrong}, "a")
-
-
-def test_a_list_of_the_gateway_has_objects_only() -> None:
-    assert [items({}, "a"), items({"a": [{"b": 1}, {}]}, "a")] == [[], [{"b": 1}, {}]]
-    strange: list[object] = [None, {}, "x", [1], [{}, 1]]
-    for wrong in strange:
-        with pytest.raises(ValueError, match=r"^a is not a list of objects$"):
-            items({"a": wrong}, "a")
-
-
-@pytest.mark.parametrize(
-    ("operation", "expected"),
-    [
-        (put("/p/", b"v"), {"request_put": {"key": code("/p/"), "value": code("v")}}),
-        (
-            put("/p/", b"v", SimpleNamespace(id=7)),
-            {"request_put": {"key": code("/p/"), "value": code("v"), "lease": 7}},
-        ),
-        (get("/p/"), {"request_range": {"key": code("/p/")}}),
-        (get("/p/", after=7), {"request_range": {"key": code("/p/"), "min_mod_revision": 8}}),
-        (
-            get_prefix("/p/"),
-            {"request_range": {"key": code("/p/"), **ALL, "count_only": False, "keys_only": False, "limit": 0}},
-        ),
-        (
-            get_prefix("/p/", count_only=True, keys_only=True, limit=3, by_creation=True),
-            {
-                "request_range": {
-                    "key": code("/p/"), **ALL, "count_only": True, "keys_only": True, "limit": 3,
-                    "sort_order": "ASCEND", "sort_target": "CREATE",
-                }
-            },
-        ),
-        (delete("/p/"), {"request_delete_range": {"key": code("/p/")}}),
-        (delete_prefix("/p/"), {"request_delete_range": {"key": code("/p/"), **ALL}}),
-        (nested(txn([], [])), {"request_txn": {"compare": [], "success": [], "failure": []}}),
-    ],
-)  # fmt: skip
-def test_each_operation_has_the_form_of_the_gateway(operation: Part, expected: Part) -> None:
-    assert operation == expected
+def test_a_prefix_is_compared_and_read_with_these_options() -> None:
+    prefix = {"key": code("/p/"), "range_end": code("/p0")}
+    assert none_leased("/p/") == {**prefix, "target": "LEASE", "result": "EQUAL", "lease": 0}
+    assert get_prefix("/p/", count_only=True, keys_only=True, limit=3, by_creation=True)["request_range"] == {
+        **prefix, "count_only": True, "keys_only": True, "limit": 3, "sort_order": "ASCEND", "sort_target": "CREATE"
+    }  # fmt: skip
+    assert get("/p/", after=7) == {"request_range": {"key": code("/p/"), "min_mod_revision": 8}}
 
 
 @pytest.mark.parametrize(
@@ -146,54 +77,43 @@ ANSWERED: list[dict[str, Any]] = [
 
 def test_an_answer_is_read_by_the_places_of_its_operations() -> None:
     read = TransactionResult.of(checked(EVERY_OPERATION, {**HEADER, "succeeded": True, "responses": ANSWERED}))
-    assert (read.succeeded, read.revision, len(read.answers)) == (True, 9, 4)
-    second_range = read.range_result(1)
-    assert (second_range.count, second_range.first) == (2, KeyValue("/a", b"", 0, 0, 0))
-    assert read.deleted(2) == 1
+    assert (read.range_result(1).count, read.range_result(1).first) == (2, KeyValue("/a", b"", 0, 0, 0))
     inner = read.inner(3)
-    assert (inner.succeeded, inner.revision) == (True, 9)
-    assert (inner.range_result(0).count, inner.range_result(0).first) == (0, None)
-    none = TransactionResult.of({**HEADER, "responses": [{"response_delete_range": {}}, {"response_range": {}}]})
-    assert (none.deleted(0), none.range_result(1).items) == (0, ())
-    failed = TransactionResult.of(checked(EVERY_OPERATION, {**HEADER, "responses": [{"response_range": {"count": 1}}]}))
-    assert (failed.succeeded, failed.range_result(0).count) == (False, 1)
+    assert (read.succeeded, read.revision, read.deleted(2)) == (inner.succeeded, inner.revision, 1) == (True, 9, 1)
+    failed = TransactionResult.of(checked(EVERY_OPERATION, {**HEADER, "responses": [{"response_range": {}}]}))
+    assert (failed.succeeded, failed.range_result(0)) == (False, RangeResult(0, ()))
 
 
-@pytest.mark.parametrize(
-    ("place", "answer"),
-    [
-        (0, {"response_range": {}}),
-        (1, {"response_range": {"count": "many"}}),
-        (1, {"response_range": {"kvs": [3]}}),
-        (1, {"response_range": {"kvs": [{"key": code("/a"), "version": "x"}]}}),
-        (1, {"response_range": {"kvs": [{}]}}),
-        (2, {"response_delete_range": {"deleted": None}}),
-        (3, {"response_txn": {"responses": [{"response_range": {}}]}}),  # without a condition, it succeeds
-        (3, {"response_txn": {"succeeded": True, "responses": []}}),
-        (3, {"response_txn": {"succeeded": "yes", "responses": [{"response_range": {}}]}}),
-        (3, {"response_txn": {"succeeded": True, "responses": [{"response_range": {"count": []}}]}}),
-    ],
-)
-def test_an_answer_that_no_etcd_sends_is_refused(place: int, answer: dict[str, Any]) -> None:
-    answers = [*ANSWERED[:place], answer, *ANSWERED[place + 1 :]]
-    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        checked(EVERY_OPERATION, {**HEADER, "succeeded": True, "responses": answers})
+NO_NUMBERS: list[object] = ["many", True, 1.5, []]
+NO_PAIRS: list[object] = [{}, [3], [{}]]
+
+
+def answered(place: int, answer: dict[str, Any]) -> dict[str, Any]:
+    """Replace one of the answers."""
+    return {"responses": [*ANSWERED[:place], answer, *ANSWERED[place + 1 :]]}
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        {},
         {"header": {}},
         {"header": {"revision": "x"}},
-        {**HEADER, "succeeded": 1},
-        {**HEADER, "succeeded": False},
-        {**HEADER, "responses": []},
+        {"succeeded": 1},
+        {"succeeded": False},
+        {"responses": []},
+        answered(0, {"response_range": {}}),
+        *(answered(1, {"response_range": {"count": count}}) for count in NO_NUMBERS),
+        *(answered(1, {"response_range": {"kvs": pairs}}) for pairs in NO_PAIRS),
+        answered(1, {"response_range": {"kvs": [{"key": code("/a"), "version": "x"}]}}),
+        answered(2, {"response_delete_range": {"deleted": None}}),
+        answered(3, {"response_txn": {"responses": [{"response_range": {}}]}}),  # without a condition, it succeeds
+        answered(3, {"response_txn": {"succeeded": True, "responses": []}}),
+        answered(3, {"response_txn": {"succeeded": True, "responses": [{"response_range": {"count": []}}]}}),
     ],
 )
-def test_an_answer_without_revision_success_or_results_is_refused(answer: dict[str, Any]) -> None:
+def test_an_answer_that_no_etcd_sends_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        checked(EVERY_OPERATION, {"succeeded": True, "responses": ANSWERED, **answer})
+        checked(EVERY_OPERATION, {**HEADER, "succeeded": True, "responses": ANSWERED, **answer})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pytest_nixl.etcd.client import Lease
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.members import EtcdMembers
-from pytest_nixl.etcd.transaction import KeyValue, encode, key_range
+from pytest_nixl.etcd.transaction import KeyValue, encode
 from pytest_nixl.etcd.watch import Watched, WatchEvent, watch
 
 MEMBER = Endpoint("http", "etcd", 2379)
@@ -119,17 +119,11 @@ Watching = Callable[..., tuple[WatchedEtcd, list[int]]]
 
 
 def test_a_connection_is_replaced_once_half_of_its_time_has_passed(watching: Watching) -> None:
-    etcd, events = watching([1.0, 4.0, 6.0, 7.0], [1.0, 3.0])
+    etcd, events = watching([1.0, 5.0, 6.0, 7.0], [1.0, 3.0])
     assert events == [11, 12, 13, 14, 15], "the event at seven seconds is read by the next connection"
     assert [(start, revision) for start, _, revision in etcd.opened] == [(0.0, 5), (6.0, 14), (9.0, 16)]
     assert etcd.allowed == [10.0, 4.0, 1.0]
     assert (etcd.now, etcd.log) == (110.0, ["closed", "answered"] * 3)
-
-
-def test_a_connection_without_a_late_event_lasts(watching: Watching) -> None:
-    etcd, events = watching([1.0, 2.0, 5.0])
-    assert events == [11, 12, 13]
-    assert (len(etcd.opened), etcd.now) == (1, 115.0)
 
 
 def test_a_connection_that_fails_is_replaced_unless_the_etcd_refuses(watching: Watching) -> None:
@@ -181,13 +175,11 @@ def test_a_watch_that_its_member_ends_goes_on_at_another(watching: Watching, mes
     ("message", "reason"),
     [
         (b'{"error": {"message": "going away"}}', f"{UNLIKE}is not a watch"),
-        (b'{"error": {"grpc_code": 14}}', f"{UNLIKE}is not a watch"),
         (b'{"error": "going away"}', f"{UNLIKE}is not a watch"),
         (b'{"error": {"code": 7, "message": "etcdserver: permission denied"}}', "etcd at http://etcd:2379: permission "
          "denied: the user's role does not allow this request on this key"),
         (b'{"result": {"compact_revision": 7}}', "etcd at http://etcd:2379: the requested revision was compacted away"),
-        (b"{}", OTHER_FORM), (b"5", OTHER_FORM), (b'{"result": {"events": [{}], "watch_id": 1}}', OTHER_FORM),
-        (b"[" * 100_000, OTHER_FORM),
+        (b'{"result": {"events": [{}], "watch_id": 1}}', OTHER_FORM), (b"[" * 100_000, OTHER_FORM),
     ],
 )  # fmt: skip
 def test_a_watch_ends_with_what_no_etcd_sends_and_with_a_refusal(
@@ -198,28 +190,18 @@ def test_a_watch_ends_with_what_no_etcd_sends_and_with_a_refusal(
     assert caught.value.reason == reason
 
 
-def test_a_watch_of_deletions_asks_for_no_writes() -> None:
-    request = {"start_revision": 9, "watch_id": 3}
-    key, keys = Watched("k", 5), Watched("k/", 5, prefix=True, deletions=True)
-    assert key.payload(3, 9) == {"key": encode("k"), **request}
-    assert keys.payload(3, 9) == {**key_range("k/"), "filters": ["NOPUT"], **request}
+def test_a_watch_of_one_key_has_no_range() -> None:
+    assert Watched("k", 5).payload(3, 9) == {"key": encode("k"), "start_revision": 9, "watch_id": 3}
 
 
-@pytest.mark.parametrize(
-    ("watched", "key", "revision", "since"),
-    [
-        (Watched("k", 5), "k", 7, 8),
-        (Watched("k", 5), "k", 3, 5),
-        (Watched("k", 5), "k/1", 7, 5),
-        (Watched("k/", 5, prefix=True), "k/1", 7, 8),
-        (Watched("k/", 5, prefix=True), "l/1", 7, 5),
-    ],
-)
-def test_after_an_event_of_a_key_it_is_watched_from_the_next_revision_on(
-    watched: Watched, key: str, revision: int, since: int
-) -> None:
-    event = WatchEvent(KeyValue(key, b"", 1, revision, 1), deleted=False)
-    assert watched.after(event) == Watched(watched.key, since, prefix=watched.prefix)
+def test_after_an_event_of_a_key_it_is_watched_from_the_next_revision_on() -> None:
+    key, keys = Watched("k", 5), Watched("k/", 5, prefix=True)
+    written, below, early = (
+        WatchEvent(KeyValue(name, b"", 1, revision, 1), deleted=False)
+        for name, revision in (("k", 7), ("k/1", 7), ("k", 3))
+    )
+    assert (key.after(written).since, key.after(below).since, key.after(early).since) == (8, 5, 5)
+    assert (keys.after(written).since, keys.after(below)) == (5, Watched("k/", 8, prefix=True))
 
 
 def lease(answer: Mapping[str, Any] | EtcdError) -> Lease:
@@ -234,23 +216,14 @@ def lease(answer: Mapping[str, Any] | EtcdError) -> Lease:
     return Lease(cast(EtcdMembers, SimpleNamespace(last=MEMBER, post=post)), 7, 10)
 
 
-@pytest.mark.parametrize("cause", ["refused", "timeout", "other"])
-def test_a_lease_that_could_not_be_ended_says_so(cause: str) -> None:
-    with pytest.raises(EtcdError, match=cause):
-        lease(EtcdError(cause, cause=cause)).revoke()
-    lease(EtcdError("it has ended", cause="no-lease")).revoke()
+def test_a_lease_that_could_not_be_ended_says_so() -> None:
+    with pytest.raises(EtcdError, match="refused"):
+        lease(REFUSED).revoke()
 
 
-@pytest.mark.parametrize(
-    ("answer", "seconds"),
-    [({"result": {"TTL": "1"}}, 1), ({"TTL": "12"}, 12), ({}, 0), ({"result": {}}, 0), ({"result": {"TTL": "-1"}}, 0)],
-)
-def test_a_refresh_returns_the_remaining_seconds_of_a_lease_that_has_not_ended(
-    answer: Mapping[str, Any], seconds: int
-) -> None:
-    if seconds:
-        assert lease(answer).refresh() == seconds
-        return
+@pytest.mark.parametrize("answer", [{}, {"result": {"TTL": "-1"}}, {"TTL": "0"}])
+def test_a_refresh_of_a_lease_that_has_ended_says_so(answer: Mapping[str, Any]) -> None:
+    assert lease({"TTL": "1"}).refresh() == 1
     with pytest.raises(EtcdError) as caught:
         lease(answer).refresh()
     assert caught.value.reason == f"etcd at {MEMBER}: the lease does not exist: it expired or was revoked"

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -39,6 +38,7 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
     answer = survivor.run("helpers.agent_functions:describe", word="hello")
     assert answer == {"name": "alpha", "word": "hello", "pid": survivor.worker.pid, "type": "nixl_agent"}
     assert answer["pid"] != os.getpid()
+    assert survivor.worker.versions["ucx"].count(".") == 2
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
 
 
@@ -63,7 +63,6 @@ def test_function_that_fails_is_an_error_and_the_worker_survives(
 @pytest.mark.parametrize(
     ("function", "arguments", "how", "line"),
     [
-        ("abort", {}, "was ended by SIGABRT", "Fatal Python error: Aborted"),
         ("crash", {}, "was ended by SIGSEGV", "Fatal Python error: Segmentation fault"),
         ("ucx_fatal", {}, "was ended by SIGABRT during 'run'", "a fatal error made by a test"),
         ("leave", {"code": 3}, "ended with exit code 3", "it wrote nothing to stderr"),
@@ -123,16 +122,11 @@ def test_worker_that_was_killed_between_requests_is_named(agents: Agents, number
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["banana", "posix,self"])
-def test_ucx_that_nixl_refuses_because_of_its_transports_is_reported_with_the_variable(
-    agents: Agents, text: str
-) -> None:
+def test_ucx_that_nixl_refuses_because_of_its_transports_is_reported_with_the_variable(agents: Agents) -> None:
     with pytest.raises(WorkerError) as caught:
-        agents.start(environment={"UCX_TLS": text})
-    reason = (
-        f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes: NIXL refuses UCX "
-    )
-    assert caught.value.reason.startswith(f"{reason}(NIXL_ERR_BACKEND) (in rank 0 (")
+        agents.start(environment={"UCX_TLS": "posix,self"})
+    reason = "UCX_TLS=posix,self is set here, and allows no transport that NIXL can use between processes: NIXL refuses"
+    assert caught.value.reason.startswith(f"{reason} UCX (NIXL_ERR_BACKEND) (in rank 0 (")
     assert caught.value.remedy == "`unset UCX_TLS`"
 
 
@@ -141,10 +135,6 @@ def test_backend_that_ucx_refuses_is_reported_with_the_message_of_nixl(agents: A
         agents.start(environment={"UCX_NET_DEVICES": "banana", "UCX_TLS": "tcp"})
     assert "nixlBackendError" in caught.value.reason
     assert "banana" in caught.value.detail
-
-
-def test_the_loaded_ucx_says_its_version(survivor: NixlAgent) -> None:
-    assert re.fullmatch(r"\d+\.\d+\.\d+", survivor.worker.versions["ucx"])
 
 
 @pytest.mark.long
