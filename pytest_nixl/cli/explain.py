@@ -6,11 +6,14 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os.path
+import os
 import re
+import select
 import shlex
+import stat
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -30,6 +33,8 @@ _MOST = 8
 _MOST_LETTERS = 200
 #: The most bytes of a log: it is read in pieces.
 _LARGEST_LOG = 1 << 40
+#: How long the first byte of a pipe may take, in seconds.
+FIRST_BYTE_SECONDS = 60.0
 #: The last place of entries that contain the whole words. Entries that contain parts of the words come later.
 _WHOLE_WORDS = 4
 
@@ -58,7 +63,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "words",
         metavar="FILE or WORD",
         nargs="*",
-        help="logs to read (`-` or none: the standard input); or a part of a message, or an id; case does not count",
+        help="logs, pipes too (`-` or none: the standard input); or a part of a message, or an id; case does not count",
     )
     kind = explain.add_mutually_exclusive_group()
     kind.add_argument(
@@ -119,25 +124,44 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _logs(paths: list[str]) -> list[str]:
-    """Return the logs that the words name: files, or ``-`` for the standard input."""
+    """Return the logs that the words name: files, pipes such as ``<(COMMAND)``, or ``-`` for the standard input."""
     if not paths and sys.stdin is not None and not sys.stdin.isatty():
         return ["-"]
-    if all(path == "-" or os.path.isfile(path) for path in paths):
+    if all(path == "-" or os.path.isfile(path) or _is_pipe(path) for path in paths):
         return paths
     if len(paths) == 1 and paths[0].endswith((".log", ".txt", ".out", ".err")):
         raise ValueError("there is no file of this name")
     return []
 
 
+def _is_pipe(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):  # most words name no file
+        return False
+
+
+@contextmanager
+def _opened(log: str) -> Iterator[BinaryIO]:
+    if log == "-":
+        yield sys.stdin.buffer
+    elif _is_pipe(log):
+        with open(os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not select.select([stream], [], [], FIRST_BYTE_SECONDS)[0]:
+                raise ValueError(f"nothing was written to this pipe within {FIRST_BYTE_SECONDS:.0f} s")
+            os.set_blocking(stream.fileno(), True)
+            yield stream
+    else:
+        with open_regular(Path(log), _LARGEST_LOG, "a log") as stream:
+            yield stream
+
+
 def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
     matches: list[tuple[str, MessageMatch]] = []
     lines = 0
     for log in logs:
-        if log == "-":
-            scan = _scan(sys.stdin.buffer)
-        else:
-            with open_regular(Path(log), _LARGEST_LOG, "a log") as stream:
-                scan = _scan(stream)
+        with _opened(log) as stream:
+            scan = _scan(stream)
         lines += scan.line_count
         label = f"{'the standard input' if log == '-' else log}: " if len(logs) > 1 else ""
         matches += ((label, match) for match in scan.seen())

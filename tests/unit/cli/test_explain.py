@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import subprocess
 import sys
@@ -83,6 +84,20 @@ def test_a_log_of_which_nothing_is_known_is_one_sentence(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert cli.main(["explain", "-"]) == 2
     assert capsys.readouterr() == ("", f"pytest-nixl: {message}\n")
+
+
+def test_a_pipe_is_read_as_a_log_if_somebody_writes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"NIXL_ERR_BACKEND\nNIXL_ERR_NOT_FOUND")
+    os.close(writer)
+    assert len(explained(capsys, f"/dev/fd/{reader}")) == 2
+    os.close(reader)
+    monkeypatch.setattr(explain, "FIRST_BYTE_SECONDS", 0.01)
+    os.mkfifo(tmp_path / "engine")
+    assert cli.main(["explain", str(tmp_path / "engine")]) == 2
+    assert capsys.readouterr().err == "pytest-nixl: nothing was written to this pipe within 0 s\n"
 
 
 def test_many_entries_are_counted_unless_all_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
