@@ -115,25 +115,16 @@ def test_only_an_agent_with_ucx_says_what_limits_its_transports(
     assert create(["POSIX"])["versions"] == {"library of POSIX": "1.0", "ucx": "1.23.0"}
 
 
-def test_the_store_of_an_agent_is_tried_first_and_used_by_its_buffers(
-    nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_of_an_agent_is_tried_before_nixl_is_asked(nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_store(*values: object) -> SimpleNamespace:
         nixl.log.append(values)
         return SimpleNamespace(close=lambda: nixl.log.append("close"))
 
-    buffer = SimpleNamespace(address=0, device=0)
-    double = SimpleNamespace(open_store=open_store, ObjectBuffer=lambda *_: buffer)
-    monkeypatch.setattr(worker_commands, "objects", double)
+    monkeypatch.setattr(worker_commands, "objects", SimpleNamespace(open_store=open_store))
     monkeypatch.setattr(nixl, "get_plugin_list", lambda: ["UCX", "OBJ", "AZURE_BLOB"])
-    commands, parameters = Commands(lambda: False), {"AZURE_BLOB": {"container_name": "c"}}
-    options = {"progress_thread": False, "listen_thread": False, "listen_port": 0, "telemetry": False}
-    named = {"name": "a", "backends": ["UCX", "AZURE_BLOB", "OBJ"], "parameters": parameters}
-    commands.handle("create_agent", {**named, **options})
-    commands.handle("allocate", {"size": 8, "memory_type": "OBJ"})
-    store = ("AZURE_BLOB", parameters["AZURE_BLOB"])
-    assert nixl.log[:3] == [store, "close", ("load", "UCX", "1.5.1")]
-    assert nixl.log[-1] == store
+    container = {"container_name": "c"}
+    create(["UCX", "AZURE_BLOB", "OBJ"], parameters={"AZURE_BLOB": container})
+    assert nixl.log[:3] == [("AZURE_BLOB", container), "close", ("load", "UCX", "1.5.1")]
 
 
 def test_a_plugin_that_this_nixl_lacks_is_named_with_those_that_it_has(nixl: LoggedNixl) -> None:
@@ -208,13 +199,6 @@ class Raw:
 
     def _secret(self) -> None:
         self.log.append(("_secret",))
-
-    def register_memory(self, rows: list[object], memory: str) -> Raw:
-        self.log.append(("register_memory", *rows, memory))
-        return self
-
-    def add_remote_agent(self, metadata: bytes) -> None:
-        self.log.append(("add_remote_agent", metadata))
 
 
 @pytest.fixture
@@ -316,50 +300,34 @@ def test_only_a_descriptor_list_has_its_methods(
         commands.handle("descriptor_list", {"descriptors": ref, "method": method, "arguments": []})
 
 
-class Logged:
-    """An object that writes to a log what it is asked.
-
-    :param answers: what its methods return, by their names.
-    """
-
-    def __init__(self, log: list[Any], **answers: object) -> None:
-        self._log, self._answers = log, answers
-
-    def __getattr__(self, method: str) -> Any:
-        def note(*values: object, **named: object) -> object:
-            self._log.append((method, *values, *named.items()))
-            return self._answers.get(method)
-
-        return note
-
-
-class LoggedBuffer(Logged):
-    memory, address, size, device = "VRAM", 64, 32, 5
-
-
-def test_a_buffer_is_filled_compared_registered_and_freed(worker: tuple[Commands, Raw]) -> None:
-    commands, raw = worker
-    ref = commands.keep(LoggedBuffer(raw.log, kernel_seconds=0.5, read=b"bytes"), "buffer")
-    other = commands.keep(LoggedBuffer([]), "buffer")
+def test_a_buffer_is_filled_compared_registered_and_freed() -> None:
+    commands, log = Commands(lambda: False), MagicMock()
+    log.buffer.configure_mock(memory="VRAM", address=64, size=32, device=5)
+    log.buffer.configure_mock(**{"kernel_seconds.return_value": 0.5, "read.return_value": b"bytes"})
+    agent, ref = commands.keep(log.agent, "agent"), commands.keep(log.buffer, "buffer")
+    other = commands.keep("another", "buffer")
     parts = [[1, 2, 3], [4, 5, 6]]
+    log.buffer.compare.side_effect = [None, {"wrong_bytes": 1}]
     steps: dict[str, dict[str, Any]] = {
         "fill": {"parts": parts, "inverted": True}, "compare": {"parts": parts}, "kernel_seconds": {},
         "read": {"offset": 1, "size": 2}, "write": {"offset": 1, "data": b"x"}, "probe_objects": {},
-        "register": {"agent": AGENT},
+        "register": {"agent": agent},
     }  # fmt: skip
     answers = [commands.handle(name, {"buffer": ref, **values}) for name, values in steps.items()]
     for count in (0, 3):
-        commands.handle("prepare_objects", {"agent": AGENT, "buffer": ref, "block": 8, "count": count})
-    commands.handle("add_agents", {"agent": AGENT, "metadata": [b"1", b"2"]})
-    commands.handle("forget", {"objects": [ref, ref, HANDLE]})
-    assert answers == [None, [None, None], 0.5, b"bytes", None, None, Ref(7, "Raw")]
-    assert raw.log == [
-        ("fill", 1, 2, 3, ("inverted", True)), ("fill", 4, 5, 6, ("inverted", True)), ("compare", 1, 2, 3),
-        ("compare", 4, 5, 6), ("kernel_seconds",), ("read", 1, 2), ("write", 1, b"x"), ("name_fault",), ("activate",),
-        ("register_memory", (64, 32, 5, ""), "VRAM"), ("release", raw), ("prepare", raw, 8, 3),
-        ("add_remote_agent", b"1"), ("add_remote_agent", b"2"), ("free",),
+        commands.handle("prepare_objects", {"agent": agent, "buffer": ref, "block": 8, "count": count})
+    commands.handle("add_agents", {"agent": agent, "metadata": [b"1", b"2"]})
+    commands.handle("forget", {"objects": [ref, ref, agent]})
+    assert answers == [None, [None, {"wrong_bytes": 1}], 0.5, b"bytes", None, None, Ref(4, "MagicMock")]
+    buffer = mock_call.buffer
+    assert log.mock_calls == [
+        buffer.fill(1, 2, 3, inverted=True), buffer.fill(4, 5, 6, inverted=True), buffer.compare(1, 2, 3),
+        buffer.compare(4, 5, 6), buffer.kernel_seconds(), buffer.read(1, 2), buffer.write(1, b"x"),
+        buffer.name_fault(), buffer.activate(), mock_call.agent.register_memory([(64, 32, 5, "")], "VRAM"),
+        buffer.release(log.agent), buffer.prepare(log.agent, 8, 3), mock_call.agent.add_remote_agent(b"1"),
+        mock_call.agent.add_remote_agent(b"2"), buffer.free(),
     ]  # fmt: skip
-    assert commands.get(other).size == 32
+    assert commands.get(other) == "another"
     with pytest.raises(CommandRefusedError, match="this buffer is no longer there"):
         commands.get(ref)
 
@@ -450,23 +418,20 @@ def test_a_worker_says_which_gpus_it_sees_or_why_it_sees_none(monkeypatch: pytes
 
 
 def test_a_program_is_kept_by_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, process = list[Any](), SimpleNamespace(pid=99)
-    tools = Logged(log, find={"path": "/p"}, start=process, look={"from": 5}, listens=True)
+    tools, process = MagicMock(), SimpleNamespace(pid=99)
+    tools.find.return_value, tools.start.return_value, tools.look.return_value = {"path": "/p"}, process, {"from": 5}
     monkeypatch.setattr(worker_commands, "Tools", lambda cancelled: tools)
     commands, program = Commands(lambda: False), {"program": Ref(1, "program")}
     started = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
-    answers = [
-        commands.handle("tool_find", {"tool": "nixlbench"}),
-        commands.handle("tool_start", started),
-        commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}),
-        commands.handle("tool_listens", {**program, "port": 7}),
-        commands.handle("tool_end", {**program, "number": 9}),
-    ]
-    assert answers == [{"path": "/p"}, {**program, "pid": 99}, {"from": 5}, True, None]
-    assert log == [
-        *[("find", "nixlbench"), ("start", *started.values())],
-        *[("look", process, 5, 2.0), ("listens", process, 7), ("end", process, 9)],
-    ]
+    assert commands.handle("tool_find", {"tool": "nixlbench"}) == {"path": "/p"}
+    assert commands.handle("tool_start", started) == {**program, "pid": 99}
+    assert commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}) == {"from": 5}
+    commands.handle("tool_listens", {**program, "port": 7})
+    commands.handle("tool_end", {**program, "number": 9})
+    assert tools.mock_calls == [
+        mock_call.find("nixlbench"), mock_call.start(*started.values()), mock_call.look(process, 5, 2.0),
+        mock_call.listens(process, 7), mock_call.end(process, 9),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("loads", [False, True])
