@@ -164,13 +164,6 @@ def test_an_agent_that_reaches_an_etcd_without_a_password_uses_its_credentials(
     trial.assert_called_once_with(texts, "the client", "settings", "the supervisor", namespace="/trial")
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> DoubledClock:
-    clock = DoubledClock()
-    monkeypatch.setattr(polling, "time", clock)
-    return clock
-
-
 FAILED = "Failed to store agent member prefix key in etcd: the target uri is not valid"
 FIRST_OF_TWO = "of two members, the first with a slash after its port, NIXL used the second and wrote"
 MEMBERS = f"NIXL-ETCD-MEMBER-DROPPED {{}}: {FIRST_OF_TWO} "
@@ -190,9 +183,10 @@ MEMBERS = f"NIXL-ETCD-MEMBER-DROPPED {{}}: {FIRST_OF_TWO} "
     ],
 )
 def test_a_member_that_nixl_cannot_read_is_to_be_named(
-    clock: DoubledClock, published: bool, output: str, conclusion: str
+    published: bool, output: str, conclusion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys: dict[str, bytes] = {}
+    clock, keys = DoubledClock(), dict[str, bytes]()
+    monkeypatch.setattr(polling, "time", clock)
     if published:
         clock.after(1, lambda: keys.update({"/members/member/": b""}))
     member = SimpleNamespace(name="member", worker=SimpleNamespace(output=lambda: output))
