@@ -55,7 +55,6 @@ def make(size: int, memory: str = "DRAM") -> tuple[Buffer, Memory]:
         (0, None, [(0, MOST), (MOST, MOST), (2 * MOST, 10)]),
         (4, MOST, [(4, MOST)]),
         (4, MOST + 1, [(4, MOST), (4 + MOST, 1)]),
-        (2 * MOST, None, [(2 * MOST, 10)]),
         (8, 0, [(8, 0)]),
     ],
 )
@@ -72,7 +71,6 @@ def test_many_bytes_are_read_and_written_in_parts(offset: int, size: int | None,
 @pytest.mark.parametrize(
     ("memory", "fields", "descriptor"),
     [
-        ("DRAM", {}, (1000, 64, 5)),
         ("DRAM", {"offset": 8}, (1008, 56, 5)),
         ("VRAM", {"offset": 8, "size": 16}, (1008, 16, 5)),
         ("OBJ", {"offset": 32, "size": 16}, (0, 16, 3)),

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY, MagicMock
+from unittest.mock import call as mock_call
 
 import pytest
 
@@ -112,25 +115,16 @@ def test_only_an_agent_with_ucx_says_what_limits_its_transports(
     assert create(["POSIX"])["versions"] == {"library of POSIX": "1.0", "ucx": "1.23.0"}
 
 
-def test_the_store_of_an_agent_is_tried_first_and_used_by_its_buffers(
-    nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_of_an_agent_is_tried_before_nixl_is_asked(nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_store(*values: object) -> SimpleNamespace:
         nixl.log.append(values)
         return SimpleNamespace(close=lambda: nixl.log.append("close"))
 
-    buffer = SimpleNamespace(address=0, device=0)
-    double = SimpleNamespace(open_store=open_store, ObjectBuffer=lambda *_: buffer)
-    monkeypatch.setattr(worker_commands, "objects", double)
+    monkeypatch.setattr(worker_commands, "objects", SimpleNamespace(open_store=open_store))
     monkeypatch.setattr(nixl, "get_plugin_list", lambda: ["UCX", "OBJ", "AZURE_BLOB"])
-    commands, parameters = Commands(lambda: False), {"AZURE_BLOB": {"container_name": "c"}}
-    options = {"progress_thread": False, "listen_thread": False, "listen_port": 0, "telemetry": False}
-    named = {"name": "a", "backends": ["UCX", "AZURE_BLOB", "OBJ"], "parameters": parameters}
-    commands.handle("create_agent", {**named, **options})
-    commands.handle("allocate", {"size": 8, "memory_type": "OBJ"})
-    store = ("AZURE_BLOB", parameters["AZURE_BLOB"])
-    assert nixl.log[:3] == [store, "close", ("load", "UCX", "1.5.1")]
-    assert nixl.log[-1] == store
+    container = {"container_name": "c"}
+    create(["UCX", "AZURE_BLOB", "OBJ"], parameters={"AZURE_BLOB": container})
+    assert nixl.log[:3] == [("AZURE_BLOB", container), "close", ("load", "UCX", "1.5.1")]
 
 
 def test_a_plugin_that_this_nixl_lacks_is_named_with_those_that_it_has(nixl: LoggedNixl) -> None:
@@ -165,7 +159,6 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl, monkeypatch:
         ("cancel", {}, "there is no command 'cancel'"),
         ("serve", {"agent": AGENT}, "invalid arguments of 'serve': "),
         ("serve", {"agent": Ref(7, "agent"), "timeout": 1.0}, "this worker has created no agent with the number 7"),
-        ("call", {"agent": AGENT, "method": "__init__", "arguments": [], "keywords": {}}, "is not a public method"),
         ("allocate", {"size": 1, "memory_type": "TAPE"}, "no buffers of type TAPE: expected DRAM, VRAM, FILE or OBJ"),
         ("run", {"agent": AGENT, "function": "os.getpid", "arguments": {}}, "'os.getpid' is not module:function"),
     ],
@@ -207,16 +200,6 @@ class Raw:
     def _secret(self) -> None:
         self.log.append(("_secret",))
 
-    def get_xfer_telemetry(self, handle: object) -> object:
-        return SimpleNamespace(startTime=1.9, postDuration=2, xferDuration=3, totalBytes=4, descCount=5)
-
-    def register_memory(self, rows: list[object], memory: str) -> Raw:
-        self.log.append(("register_memory", *rows, memory))
-        return self
-
-    def add_remote_agent(self, metadata: bytes) -> None:
-        self.log.append(("add_remote_agent", metadata))
-
 
 @pytest.fixture
 def worker() -> tuple[Commands, Raw]:
@@ -248,16 +231,14 @@ def call(commands: Commands, method: str, *arguments: Any, **keywords: Any) -> A
          Ref(5, "nixl_xfer_handle")),
         ("initialize_xfer", ["NONE", PLACES, PLACES], ("NONE", "places", "places"), None),
         ("get_xfer_descs", [[[1, 2, 3], [4, 5, 6]], "DRAM"], ([(1, 2, 3), (4, 5, 6)], "DRAM"), "a list"),
-        ("get_xfer_telemetry", [HANDLE], None,
-         {"startTime": 1, "postDuration": 2, "xferDuration": 3, "totalBytes": 4, "descCount": 5}),
     ],
 )  # fmt: skip
 def test_a_method_of_nixl_gets_objects_and_tuples_and_its_answer_is_plain(
-    worker: tuple[Commands, Raw], method: str, values: list[Any], called: tuple[Any, ...] | None, answer: object
+    worker: tuple[Commands, Raw], method: str, values: list[Any], called: tuple[Any, ...], answer: object
 ) -> None:
     commands, raw = worker
     assert call(commands, method, *values) == answer
-    assert raw.log == ([] if called is None else [(method, *called)])
+    assert raw.log == [(method, *called)]
 
 
 def test_an_empty_list_is_made_without_nixls_method_which_refuses_it(
@@ -287,7 +268,6 @@ def test_a_handle_that_is_released_is_released_once(worker: tuple[Commands, Raw]
         ("transfer", [PLACES], "argument 1 is a nixlXferDList: expected nixl_xfer_handle"),
         ("transfer", [7], "argument 1 is not a reference to a nixl_xfer_handle"),
         ("transfer", [HANDLE, HANDLE], "argument 2 is a nixl_xfer_handle: expected no reference"),
-        ("get_serialized_descs", [HANDLE], "'get_serialized_descs' is not a public method of NIXL's agent"),
         ("transfer", [Ref(4, "nixl_xfer_handle")], "object 4 of this worker is a transfers and not a nixl_xfer_handle"),
         ("transfer", [Ref(9, "nixl_xfer_handle")], "this worker has created no nixl_xfer_handle with the number 9"),
         ("fault", [], "'fault' is not a public method of NIXL's agent"),
@@ -304,94 +284,50 @@ def test_a_call_that_would_crash_nixl_is_refused(
     assert raw.log == []
 
 
-class Places:
-    """A descriptor list of NIXL."""
-
-    def __init__(self) -> None:
-        self.rows: list[object] = []
-
-    def append(self, row: object) -> None:
-        self.rows.append(row)
-
-    def getType(self) -> SimpleNamespace:  # noqa: N802 - NIXL's name
-        return SimpleNamespace(name="DRAM_SEG")
-
-    def __getitem__(self, index: int) -> object:
-        return self.rows[index]
-
-
 @pytest.mark.parametrize(
     ("kind", "method", "message"),
     [
         ("nixlXferDList", "sort", "'sort' is not a method of a descriptor list (nixlXferDList)"),
         ("buffer", "append", "'append' is not a method of a descriptor list (buffer)"),
-        ("nixlXferDList", "trim", "a nixlXferDList has no method 'trim'"),
     ],
 )
-def test_a_descriptor_list_has_the_methods_of_nixl(
+def test_only_a_descriptor_list_has_its_methods(
     worker: tuple[Commands, Raw], kind: str, method: str, message: str
 ) -> None:
     commands, _ = worker
-    places = Places()
-    ref, other = commands.keep(places, "nixlXferDList"), commands.keep(places, kind)
-
-    def use(descriptors: Ref, method: str, *values: object) -> Any:
-        arguments = {"descriptors": descriptors, "method": method, "arguments": list(values)}
-        return commands.handle("descriptor_list", arguments)
-
-    assert use(ref, "append", [1, 2, 3]) is None
-    assert (places.rows, use(ref, "__getitem__", 0), use(ref, "getType")) == ([(1, 2, 3)], [1, 2, 3], "DRAM_SEG")
-    with pytest.raises(nixl_api.NixlCallError):
-        use(ref, "__getitem__", 7)
-    with pytest.raises(CommandRefusedError) as caught:
-        use(other, method)
-    assert str(caught.value) == message
+    ref = commands.keep([], kind)
+    with pytest.raises(CommandRefusedError, match=re.escape(message)):
+        commands.handle("descriptor_list", {"descriptors": ref, "method": method, "arguments": []})
 
 
-class Logged:
-    """An object that writes to a log what it is asked.
-
-    :param answers: what its methods return, by their names.
-    """
-
-    def __init__(self, log: list[Any], **answers: object) -> None:
-        self._log, self._answers = log, answers
-
-    def __getattr__(self, method: str) -> Any:
-        def note(*values: object, **named: object) -> object:
-            self._log.append((method, *values, *named.items()))
-            return self._answers.get(method)
-
-        return note
-
-
-class LoggedBuffer(Logged):
-    memory, address, size, device = "VRAM", 64, 32, 5
-
-
-def test_a_buffer_is_filled_compared_registered_and_freed(worker: tuple[Commands, Raw]) -> None:
-    commands, raw = worker
-    ref = commands.keep(LoggedBuffer(raw.log, kernel_seconds=0.5, read=b"bytes"), "buffer")
-    other = commands.keep(LoggedBuffer([]), "buffer")
+def test_a_buffer_is_filled_compared_registered_and_freed() -> None:
+    commands, log = Commands(lambda: False), MagicMock()
+    log.buffer.configure_mock(memory="VRAM", address=64, size=32, device=5)
+    log.buffer.configure_mock(**{"kernel_seconds.return_value": 0.5, "read.return_value": b"bytes"})
+    agent, ref = commands.keep(log.agent, "agent"), commands.keep(log.buffer, "buffer")
+    other = commands.keep("another", "buffer")
     parts = [[1, 2, 3], [4, 5, 6]]
+    log.buffer.compare.side_effect = [None, {"wrong_bytes": 1}]
     steps: dict[str, dict[str, Any]] = {
         "fill": {"parts": parts, "inverted": True}, "compare": {"parts": parts}, "kernel_seconds": {},
         "read": {"offset": 1, "size": 2}, "write": {"offset": 1, "data": b"x"}, "probe_objects": {},
-        "register": {"agent": AGENT},
+        "register": {"agent": agent},
     }  # fmt: skip
     answers = [commands.handle(name, {"buffer": ref, **values}) for name, values in steps.items()]
     for count in (0, 3):
-        commands.handle("prepare_objects", {"agent": AGENT, "buffer": ref, "block": 8, "count": count})
-    commands.handle("add_agents", {"agent": AGENT, "metadata": [b"1", b"2"]})
-    commands.handle("forget", {"objects": [ref, ref, HANDLE]})
-    assert answers == [None, [None, None], 0.5, b"bytes", None, None, Ref(7, "Raw")]
-    assert raw.log == [
-        ("fill", 1, 2, 3, ("inverted", True)), ("fill", 4, 5, 6, ("inverted", True)), ("compare", 1, 2, 3),
-        ("compare", 4, 5, 6), ("kernel_seconds",), ("read", 1, 2), ("write", 1, b"x"), ("name_fault",), ("activate",),
-        ("register_memory", (64, 32, 5, ""), "VRAM"), ("release", raw), ("prepare", raw, 8, 3),
-        ("add_remote_agent", b"1"), ("add_remote_agent", b"2"), ("free",),
+        commands.handle("prepare_objects", {"agent": agent, "buffer": ref, "block": 8, "count": count})
+    commands.handle("add_agents", {"agent": agent, "metadata": [b"1", b"2"]})
+    commands.handle("forget", {"objects": [ref, ref, agent]})
+    assert answers == [None, [None, {"wrong_bytes": 1}], 0.5, b"bytes", None, None, Ref(4, "MagicMock")]
+    buffer = mock_call.buffer
+    assert log.mock_calls == [
+        buffer.fill(1, 2, 3, inverted=True), buffer.fill(4, 5, 6, inverted=True), buffer.compare(1, 2, 3),
+        buffer.compare(4, 5, 6), buffer.kernel_seconds(), buffer.read(1, 2), buffer.write(1, b"x"),
+        buffer.name_fault(), buffer.activate(), mock_call.agent.register_memory([(64, 32, 5, "")], "VRAM"),
+        buffer.release(log.agent), buffer.prepare(log.agent, 8, 3), mock_call.agent.add_remote_agent(b"1"),
+        mock_call.agent.add_remote_agent(b"2"), buffer.free(),
     ]  # fmt: skip
-    assert commands.get(other).size == 32
+    assert commands.get(other) == "another"
     with pytest.raises(CommandRefusedError, match="this buffer is no longer there"):
         commands.get(ref)
 
@@ -399,100 +335,67 @@ def test_a_buffer_is_filled_compared_registered_and_freed(worker: tuple[Commands
 @pytest.mark.parametrize(
     ("memory_type", "values", "expected"),
     [
-        ("DRAM", {}, ("DramBuffer", 8, True)),
-        ("DRAM", {"pages": "base"}, ("DramBuffer", 8, False)),
-        ("VRAM", {"device": 3}, ("VramBuffer", 8, 3)),
-        ("FILE", {"directory": "/d", "alignment": 16}, ("FileBuffer", 8, "/d", 16)),
-        ("OBJ", {}, ("ObjectBuffer", 8, ("store", "OBJ", {}))),
+        ("DRAM", {}, mock_call.DramBuffer(8, huge=True)),
+        ("DRAM", {"pages": "base"}, mock_call.DramBuffer(8, huge=False)),
+        ("VRAM", {"device": 3}, mock_call.VramBuffer(8, 3)),
+        ("FILE", {"directory": "/d", "alignment": 16}, mock_call.FileBuffer(8, "/d", 16)),
     ],
 )
 def test_a_buffer_is_of_its_memory_type(
-    monkeypatch: pytest.MonkeyPatch, memory_type: str, values: dict[str, Any], expected: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, memory_type: str, values: dict[str, Any], expected: Any
 ) -> None:
-    log: list[tuple[Any, ...]] = []
-
-    def make(name: str) -> Any:
-        def buffer(*arguments: object, **named: object) -> SimpleNamespace:
-            log.append((name, *arguments, *named.values()))
-            return SimpleNamespace(address=64, device=5)
-
-        return buffer
-
-    for module, name in (("memory", "DramBuffer"), ("vram", "VramBuffer"), ("files", "FileBuffer"),
-                         ("objects", "ObjectBuffer")):  # fmt: skip
-        double = SimpleNamespace(**{name: make(name)}, open_store=lambda *store: ("store", *store))
-        monkeypatch.setattr(worker_commands, module, double)
+    modules, buffer = MagicMock(), SimpleNamespace(address=64, device=5)
+    for module in ("memory", "vram", "files"):
+        monkeypatch.setattr(worker_commands, module, modules)
+    for kind in (modules.DramBuffer, modules.VramBuffer, modules.FileBuffer):
+        kind.return_value = buffer
     answer = Commands(lambda: False).handle("allocate", {"size": 8, "memory_type": memory_type, **values})
-    assert (log, answer) == ([expected], {"buffer": Ref(1, "buffer"), "address": 64, "device": 5})
+    assert answer == {"buffer": Ref(1, "buffer"), "address": 64, "device": 5}
+    assert modules.mock_calls == [expected]
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_row_is_prepared_with_its_objects_and_released(
+def test_a_row_of_storage_syncs_its_file_and_watches_its_objects(
     worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     commands, raw = worker
-    prepared: list[Any] = []
-    released: list[int] = []
-
-    def prepare(*values: object, **named: object) -> SimpleNamespace:
-        prepared.extend([values, named])
-        return SimpleNamespace(release=lambda: released.append(1))
-
+    prepare = MagicMock()
     monkeypatch.setattr(worker_commands, "prepare_row", prepare)
-    ends = [SimpleNamespace(sync=f"sync {number}") for number in range(2)]
-    file, objects = (commands.keep(end, "buffer") for end in ends)
+    file, objects = SimpleNamespace(sync="sync"), SimpleNamespace()
+    storage, watched = (commands.keep(end, "buffer") if stored else None for end in (file, objects))
     sides = [[64, "DRAM", 0], [32, "VRAM", 1]]
-    plain = {
-        "block": 1,
-        "batch": 2,
-        "count": 3,
-        "depth": 4,
-        "acknowledged": True,
-        "notify_each": False,
-        "announced": True,
-    }
-    row = {"agent": AGENT, "op": "READ", "target": "t", "plugin": "P", "sides": sides, **plain}
-    stores = {"storage": file, "objects": objects} if stored else {"storage": None, "objects": None}
-    ref = commands.handle("row_prepare", {**row, **stores})
-    extra = {"sync": "sync 0", "watch": ends[1]} if stored else {"sync": None, "watch": None}
-    assert prepared == [(raw, "READ", "t", "P", sides), {**plain, **extra}]
-    commands.handle("row_release", {"transfers": ref})
-    with pytest.raises(CommandRefusedError):
-        commands.get(ref)
-    assert (ref.kind, released) == ("transfers", [1])
+    row = {"op": "READ", "target": "t", "plugin": "P", "sides": sides}
+    plain = {"block": 1, "batch": 2, "count": 3, "depth": 4}
+    plain |= {"acknowledged": False, "notify_each": True, "announced": False}
+    commands.handle("row_prepare", {"agent": AGENT, **row, **plain, "storage": storage, "objects": watched})
+    extra = {"sync": "sync", "watch": objects} if stored else {"sync": None, "watch": None}
+    prepare.assert_called_once_with(raw, *row.values(), **plain, **extra)
 
 
 def test_transfers_and_targets_have_the_deadline_of_their_command(
     worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands, raw = worker
-    windows: list[tuple[int, int]] = []
-    prepared = SimpleNamespace(count=3, run_window=lambda count, stamps: windows.append((count, len(stamps))))
+    prepared, serve = SimpleNamespace(), MagicMock(return_value=4)
     ref, buffer = commands.keep(prepared, "transfers"), commands.keep("the buffer", "buffer")
     fields = {"size": 8, "seed": 7, "receives": True, "new_patterns": False}
     end = {"buffer": buffer, **fields}
-    served: list[Any] = []
-
-    def serve(agent: object, **named: Any) -> int:
-        served.append((agent, named.pop("deadline") - time.monotonic(), named))
-        return 4
-
     monkeypatch.setattr(transfer, "RowEnd", lambda **named: named)
     monkeypatch.setattr(
         transfer, "move_each", lambda *values: {"corrupt": values[2], "first": None, "values": values[:2]}
     )
     monkeypatch.setattr(transfer, "serve", serve)
-    commands.handle("move", {"transfers": ref, "timeout": 60.0})
-    assert 0 < prepared.deadline - time.monotonic() <= 60
-    assert windows == [(3, 3)]
     moved = commands.handle("move_each", {"transfers": ref, "timeout": 600.0, "count": 5, "end": end})
     assert moved == {"corrupt": 5, "first": None, "values": (prepared, {"buffer": "the buffer", **fields})}
     assert 500 < prepared.deadline - time.monotonic() <= 600
-    assert commands.handle("serve", {"agent": AGENT, "timeout": 60.0, "idle": True, "end": end}) == 4
-    assert commands.handle("serve", {"agent": AGENT, "timeout": 60.0}) == 4
-    named = {"idle": True, "end": {"buffer": "the buffer", **fields}, "cancelled": commands.cancelled}
-    assert [(agent, more) for agent, _, more in served] == [(raw, named), (raw, {**named, "idle": False, "end": None})]
-    assert all(0 < seconds <= 60 for _, seconds, _ in served)
+    for more, idle, row_end in (({"idle": True, "end": end}, True, moved["values"][1]), ({}, False, None)):
+        assert commands.handle("serve", {"agent": AGENT, "timeout": 60.0, **more}) == 4
+        named = dict(serve.call_args.kwargs)
+        assert 0 < named.pop("deadline") - time.monotonic() <= 60
+        assert (serve.call_args.args, named) == (
+            (raw,),
+            {"idle": idle, "end": row_end, "cancelled": commands.cancelled},
+        )
 
 
 def test_a_worker_says_which_gpus_it_sees_or_why_it_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,23 +418,20 @@ def test_a_worker_says_which_gpus_it_sees_or_why_it_sees_none(monkeypatch: pytes
 
 
 def test_a_program_is_kept_by_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, process = list[Any](), SimpleNamespace(pid=99)
-    tools = Logged(log, find={"path": "/p"}, start=process, look={"from": 5}, listens=True)
+    tools, process = MagicMock(), SimpleNamespace(pid=99)
+    tools.find.return_value, tools.start.return_value, tools.look.return_value = {"path": "/p"}, process, {"from": 5}
     monkeypatch.setattr(worker_commands, "Tools", lambda cancelled: tools)
     commands, program = Commands(lambda: False), {"program": Ref(1, "program")}
     started = {"tool": "nixlbench", "arguments": ["-p"], "variables": {"A": None}}
-    answers = [
-        commands.handle("tool_find", {"tool": "nixlbench"}),
-        commands.handle("tool_start", started),
-        commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}),
-        commands.handle("tool_listens", {**program, "port": 7}),
-        commands.handle("tool_end", {**program, "number": 9}),
-    ]
-    assert answers == [{"path": "/p"}, {**program, "pid": 99}, {"from": 5}, True, None]
-    assert log == [
-        *[("find", "nixlbench"), ("start", *started.values())],
-        *[("look", process, 5, 2.0), ("listens", process, 7), ("end", process, 9)],
-    ]
+    assert commands.handle("tool_find", {"tool": "nixlbench"}) == {"path": "/p"}
+    assert commands.handle("tool_start", started) == {**program, "pid": 99}
+    assert commands.handle("tool_look", {**program, "seen": 5, "timeout": 2.0}) == {"from": 5}
+    commands.handle("tool_listens", {**program, "port": 7})
+    commands.handle("tool_end", {**program, "number": 9})
+    assert tools.mock_calls == [
+        mock_call.find("nixlbench"), mock_call.start(*started.values()), mock_call.look(process, 5, 2.0),
+        mock_call.listens(process, 7), mock_call.end(process, 9),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("loads", [False, True])
@@ -559,65 +459,59 @@ def test_a_function_gets_the_agent_and_the_objects_of_references(worker: tuple[C
     assert 0 < commands.handle("free_port", {}) < 65536
 
 
-def test_a_worker_greets_each_target_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[object] = []
-
-    class Transfers:
-        def __init__(self, agent: object, target: str, plain: object, tagged: object, **how: Any) -> None:
-            remaining = how.pop("deadline") - time.monotonic()
-            log.append((agent, target, plain, tagged, how, 0 < remaining <= 60))
-
-        def greet(self) -> None:
-            log.append("greet")
-
-    monkeypatch.setattr(transfer, "Transfers", Transfers)
-    commands = Commands(lambda: False)
-    agent = commands.keep("agent", "agent")
-    commands.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
-    how = {"depth": 0, "acknowledged": True, "notify_each": False}
-    assert log == [("agent", "a", [], {}, how, True), "greet", ("agent", "b", [], {}, how, True), "greet"]
+def test_a_worker_greets_each_target_before_its_deadline(
+    worker: tuple[Commands, Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, raw = worker
+    transfers = MagicMock()
+    monkeypatch.setattr(transfer, "Transfers", transfers)
+    commands.handle("connect", {"agent": AGENT, "targets": ["a", "b"], "timeout": 60.0})
+    assert all(0 < made.kwargs["deadline"] - time.monotonic() <= 60 for made in transfers.call_args_list)
+    how = {"depth": 0, "acknowledged": True, "notify_each": False, "deadline": ANY}
+    greeting = mock_call().greet()
+    assert transfers.mock_calls == [
+        mock_call(raw, "a", [], {}, **how),
+        greeting,
+        mock_call(raw, "b", [], {}, **how),
+        greeting,
+    ]
 
 
 @pytest.mark.parametrize("longest", [2.0, None])
 def test_contention_and_counters_are_of_the_timed_windows(
     monkeypatch: pytest.MonkeyPatch, longest: float | None
 ) -> None:
-    commands, log = Commands(lambda: False), list[Any]()
-    prepared = SimpleNamespace()
+    commands, log, prepared = Commands(lambda: False), list[Any](), SimpleNamespace()
 
-    class Known:
+    class Counted:
         """Contention or counters, whose result exists once the windows have been timed within it."""
 
         cores = 0.25
 
-        def __init__(self, what: object) -> None:
-            self._what = what
+        def __init__(self, subject: object) -> None:
+            self._subject = subject
 
         def __enter__(self) -> list[str]:
-            log.append(f"{self._what} begin")
-            return [f"counted {self._what}"]
+            log.append(f"{self._subject} begin")
+            return [f"counted {self._subject}"]
 
         def __exit__(self, *_: object) -> None:
-            log.append(f"{self._what} end")
+            log.append(f"{self._subject} end")
 
     def measure(initiator: object, *, around: contextlib.AbstractContextManager[object], **how: Any) -> dict[str, Any]:
         with around:
             log.append((initiator is prepared, how))
         return {"windows": [7]}
 
-    monkeypatch.setattr(worker_commands, "CpuContention", Known)
-    monkeypatch.setattr("pytest_nixl.model.device_counters.CarrierBytes.counting", Known)
+    monkeypatch.setattr(worker_commands, "CpuContention", Counted)
+    monkeypatch.setattr("pytest_nixl.model.device_counters.CarrierBytes.counting", Counted)
     monkeypatch.setattr(transfer, "measure", measure)
-    monkeypatch.setattr(transfer, "RowEnd", lambda **named: named)
     how: dict[str, Any] = {"iterations": 7, "warmup": 6, "warmup_seconds": 5.0, "duration": 4.0, "decisive_rate": 3.0}
-    fields = {"size": 8, "seed": 7, "receives": True, "new_patterns": False}
     values = {"transfers": commands.keep(prepared, "transfers"), "timeout": 60.0, "op": "READ", "own": [5]}
-    end = {"buffer": commands.keep("the buffer", "buffer"), **fields}
-    measurement = commands.handle("measure", {**values, **how, "end": end, "longest": longest})
+    measurement = commands.handle("measure", {**values, **how, "longest": longest})
     assert measurement == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
-    how |= {"end": {"buffer": "the buffer", **fields}, "longest": longest or math.inf}
+    how |= {"end": None, "longest": longest or math.inf}
     assert log == ["[5] begin", "READ begin", (True, how), "READ end", "[5] end"]
-    assert 0 < prepared.deadline - time.monotonic() <= 60
 
 
 def test_pytest_reads_the_table_of_commands_without_numpy() -> None:

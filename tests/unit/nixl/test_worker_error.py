@@ -25,25 +25,18 @@ from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 VRAM = "pytest_nixl.nixl.worker.vram"
 
 
-class nixlRemoteDisconnectError(Exception):  # noqa: N801 - NIXL's name
-    """A double of NIXL's error, which needs a card that cannot access GPU memory."""
-
-
-class nixlBackendError(Exception):  # noqa: N801 - NIXL's name
-    """A double of NIXL's error, which needs a card that cannot be used."""
-
-
-class nixlInvalidParamError(Exception):  # noqa: N801 - NIXL's name
-    """A double of NIXL's error of a wrong call, which no device causes."""
-
-
 MODULE = "nixl_cu12._bindings"
-for error in (nixlRemoteDisconnectError, nixlBackendError, nixlInvalidParamError):
-    error.__module__ = MODULE
 
 
-DISCONNECTED, FAILED = nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"), nixlBackendError("NIXL_ERR_BACKEND")
-OTHER = nixlInvalidParamError("NIXL_ERR_INVALID_PARAM")
+def nixl_error(name: str, status: str) -> Exception:
+    """Return a double of an error of NIXL, which a card or a wrong call causes."""
+    kind: type[Exception] = type(name, (Exception,), {"__module__": MODULE})
+    return kind(status)
+
+
+DISCONNECTED = nixl_error("nixlRemoteDisconnectError", "NIXL_ERR_REMOTE_DISCONNECT")
+FAILED = nixl_error("nixlBackendError", "NIXL_ERR_BACKEND")
+OTHER = nixl_error("nixlInvalidParamError", "NIXL_ERR_INVALID_PARAM")
 CARD, PORT, SHORTAGE = (
     ("a card beside a GPU", "try another"),
     ("the port is down", "bring it up"),
@@ -107,7 +100,6 @@ HIDDEN = "/x/nixl.py hides the module nixl", "rename it"
             "'x'",
             "correct the arguments of the call; NIXL's log lines below may say more",
         ),
-        (ValueError("bad"), "python", "ValueError", "bad", None),
         (OSError(errno.EIO, "broken"), "python", "OSError", "[Errno 5] broken", None),
         (MemoryError(), "ours", "builtins", *NO_MEMORY),
         (OSError(errno.ENOMEM, "none left"), "ours", "builtins", *NO_MEMORY),
