@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +38,6 @@ class DoubledClock:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -47,16 +45,14 @@ class DoubledClock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        with self._lock:
-            end = self.now + seconds
-            while self._events and self._events[0][0] <= end:
-                self.now, _, action = heapq.heappop(self._events)
-                action()
-            self.now = end
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+        self.now = end
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
-        with self._lock:
-            heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
 
 
 class DoubledProxy:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,15 @@ default_namespace = test_namespaces.test_the_default_namespace_is_the_documented
 several_endpoints = test_namespaces.test_agents_meet_through_a_list_of_endpoints_of_which_one_is_dead
 
 
+class InTurn(Executor):
+    """A pool without threads: whoever waits moves the clock on, and a thread that got no turn would be late."""
+
+    def submit(self, call: Callable[..., Any], /, *values: Any, **named: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(call(*values, **named))
+        return done
+
+
 @pytest.fixture
 def conclude(monkeypatch: pytest.MonkeyPatch) -> Conclude:
     """Call a check with the agents, the etcd and the clock of a doubled NIXL, and return how it ends."""
@@ -66,6 +76,7 @@ def conclude(monkeypatch: pytest.MonkeyPatch) -> Conclude:
         monkeypatch.setattr(polling, "time", nixl.clock)
         monkeypatch.setattr(test_lifecycle, "time", nixl.clock)
         monkeypatch.setattr(namespace, "_numbers", itertools.count())
+        monkeypatch.setattr(test_many, "ThreadPoolExecutor", lambda workers: InTurn())
         monkeypatch.setattr(test_exchange, "free_ports", lambda count: [4001, 4002][:count])
         run: Any = nixl
         values: dict[str, Any] = {
