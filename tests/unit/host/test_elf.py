@@ -98,14 +98,6 @@ def test_a_library_without_section_headers_is_read(library: ELFFile, tmp_path: P
     assert read(path, content) == whole
 
 
-def test_a_missing_library_is_named_with_who_needs_it(library: ELFFile, tmp_path: Path) -> None:
-    path = tmp_path / "lib.so"
-    path.write_bytes(path.read_bytes().replace(b"libc.so.6\0", b"libc.so.0\0"))
-    read_elf.cache_clear()
-    [lacking] = missing(str(path), {})
-    assert (lacking.soname, lacking.needed_by, lacking.versions) == ("libc.so.0", str(path), ())
-
-
 def test_each_version_that_a_library_lacks_is_named(library: ELFFile, tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     content = path.read_bytes()
