@@ -230,8 +230,18 @@ def refused(pid: int) -> int:
         (lambda patch, _: patch.setenv(BLAS_THREADS, "2"), ("environ", f"{BLAS_THREADS}=2\0")),
         (lambda _, undo: mask(undo), ("status", "Umask:\t00")),
         (lambda _, undo: limit(resource.RLIMIT_AS, 1 << 40, undo), ("limits", f"{1 << 40}")),
+        (lambda _, undo: limit(resource.RLIMIT_STACK, 4 << 20, undo), ("limits", f"{4 << 20}")),
     ],
-    ids=["no descriptors of processes", "LD_PRELOAD", "LD_AUDIT", "comparison", "threads", "umask", "address space"],
+    ids=[
+        "no descriptors of processes",
+        "LD_PRELOAD",
+        "LD_AUDIT",
+        "comparison",
+        "threads",
+        "umask",
+        "address space",
+        "stack",
+    ],
 )
 def test_what_a_forked_worker_would_not_have_needs_an_executed_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, ExitStack], None],
