@@ -445,9 +445,7 @@ def test_a_roster_is_read_up_to_its_limits(changes: dict[str, Any], accepted: bo
         GroupValues("/g/").read_frozen(key)
 
 
-@pytest.mark.parametrize(
-    "value", [b"x", b'{"passed": []}', b'{"passed": -1}', b'{"passed": 4294967297}', b"[" * 100_000]
-)
+@pytest.mark.parametrize("value", [b"x", b'{"passed": -1}', b'{"passed": 4294967297}', b"[" * 100_000])
 def test_a_gate_that_no_rank_writes_is_refused_and_one_with_another_seal_ignored(value: bytes) -> None:
     key, members = "/g/run/gate", [Member(rank, *entry) for rank, entry in enumerate(ENTRIES)]
     with pytest.raises(MembershipError, match=f"the key '{key}' has a value that no rank"):

@@ -176,19 +176,8 @@ def test_variables_of_proxies_and_certificates_are_ignored(
             assert client.get("/t") == b"1"
 
 
-TLS_SERVER = "the URL says http, but the server speaks TLS"
-NOT_TRUSTED = "its certificate is not trusted (unable to get local issuer certificate)"
 UNUSABLE = "a given certificate file cannot be used: it is not PEM, or certificate and key do not match"
-GIVE_CA = "give the CA certificate that signed it: --nixl-etcd-cacert FILE"
 FILES = "correct --nixl-etcd-cacert, --nixl-etcd-cert and --nixl-etcd-key"
-OR_FILES = "correct --nixl-etcd-cacert, --nixl-etcd-cert or --nixl-etcd-key"
-WITH_CN = (
-    "authentication is on, and then its HTTP gateway refuses every client certificate that has a CN",
-    "give a client certificate without a CN, and --nixl-etcd-user NAME:PASSWORD",
-)
-WRONG_PASSWORD = (
-    "it does not accept this user and password", "correct --nixl-etcd-user or ETCDCTL_USER"
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -196,9 +185,10 @@ WRONG_PASSWORD = (
     [
         ("plain", "https", {}, "plaintext", "the URL says https, but the server speaks plaintext",
          "write http://127.0.0.1:{port}, or turn on TLS in that server"),
-        ("tls", "http", {}, "tls-server", TLS_SERVER,
+        ("tls", "http", {}, "tls-server", "the URL says http, but the server speaks TLS",
          "write https://127.0.0.1:{port}, and give its CA by --nixl-etcd-cacert FILE"),
-        ("tls", "", {}, "untrusted", NOT_TRUSTED, GIVE_CA),
+        ("tls", "", {}, "untrusted", "its certificate is not trusted (unable to get local issuer certificate)",
+         "give the CA certificate that signed it: --nixl-etcd-cacert FILE"),
         ("of another name", "", {"cacert": "ca"}, "untrusted", "its certificate is for another name (IP address "
          "mismatch, certificate is not valid for '127.0.0.1')",
          "use a host name that the certificate contains, or a certificate for this name"),
@@ -207,21 +197,24 @@ WRONG_PASSWORD = (
         ("mutual", "", {"cacert": "ca", "cert": "stranger"}, "certificate-refused", "it refuses the client certificate",
          "give a valid certificate, signed by a CA of the etcd's --trusted-ca-file, with clientAuth usage"),
         ("mutual", "", {"cacert": "junk"}, "bad-file", UNUSABLE, FILES),
+        ("mutual", "", {"cacert": "ca", "cert": "junk"}, "bad-file", UNUSABLE, FILES),
         ("mutual", "", {"cacert": "ca", "cert": "client", "key": "server_only"}, "bad-file", UNUSABLE, FILES),
         ("mutual", "", {"cacert": "ca", "cert": "/missing"}, "bad-file", "a given certificate file does not exist",
-         OR_FILES),
+         "correct --nixl-etcd-cacert, --nixl-etcd-cert or --nixl-etcd-key"),
         ("mutual, no client", "", {"cacert": "ca", "cert": "client"}, "gateway-certificate",
          "its HTTP gateway cannot connect to its own etcd: the gateway uses the server's certificate, and "
          "--client-cert-auth, which is on, refuses it (no clientAuth in its extended key usage)",
          "issue the server's certificate for both serverAuth and clientAuth; this cannot be fixed on the client"),
         ("guarded", "", {}, "auth-needed", "it asks for a user and password, and none was given",
          "give --nixl-etcd-user NAME:PASSWORD, or set ETCDCTL_USER"),
-        ("guarded", "", {"user": "root", "password": "s3cret"}, "password", *WRONG_PASSWORD),
+        ("guarded", "", {"user": "root", "password": "s3cret"}, "password",
+         "it does not accept this user and password", "correct --nixl-etcd-user or ETCDCTL_USER"),
         ("guarded", "", {"user": "bob", "password": "b"}, "denied",
          "permission denied: the user's role does not allow this request on this key",
          "grant the user's role readwrite on the prefix /pytest-nixl/ and on NIXL's own"),
         ("guarded, mutual", "", {"cacert": "ca", "cert": "client_with_cn", "user": "root", "password": "pw"},
-         "certificate-name", *WITH_CN),
+         "certificate-name", "authentication is on, and then its HTTP gateway refuses every client certificate that "
+         "has a CN", "give a client certificate without a CN, and --nixl-etcd-user NAME:PASSWORD"),
         *(("without gateway", "", user, "gateway-off", "etcd 3 runs with --enable-grpc-gateway=false, so /v3 "
            "answers 404", "start that etcd without --enable-grpc-gateway=false: NIXL does not need the gateway, but "
            "pytest-nixl does") for user in ({}, {"user": "root", "password": "pw"})),
