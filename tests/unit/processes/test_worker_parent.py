@@ -232,17 +232,9 @@ def refused(pid: int) -> int:
         (lambda _, undo: limit(resource.RLIMIT_AS, 1 << 40, undo), ("limits", f"{1 << 40}")),
         (lambda _, undo: limit(resource.RLIMIT_STACK, 4 << 20, undo), ("limits", f"{4 << 20}")),
     ],
-    ids=[
-        "no descriptors of processes",
-        "LD_PRELOAD",
-        "LD_AUDIT",
-        "comparison",
-        "threads",
-        "umask",
-        "address space",
-        "stack",
-    ],
-)
+    ids=["no descriptors of processes", "LD_PRELOAD", "LD_AUDIT", "comparison", "threads", "umask", "address space",
+         "stack"],
+)  # fmt: skip
 def test_what_a_forked_worker_would_not_have_needs_an_executed_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, ExitStack], None],
     shown: tuple[str, str],
