@@ -34,9 +34,7 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.group_values import GroupValues, SealError, Seals, unsealed
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Mailbox, Message, PeerRequest
 from pytest_nixl.cluster.placement import Placement
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -254,58 +252,19 @@ class TestBarrier:
             early.result(SECONDS)
 
 
-class Posted:
-    """The messages of a mailbox."""
-
-    def __init__(self, client: EtcdClient, membership: Membership) -> None:
-        self.taken: list[tuple[int, Message]] = []
-        self.failed: list[NixlPluginError] = []
-        self.box = Mailbox(
-            client, membership, handle=lambda *message: self.taken.append(message), failed=self.failed.append
-        )
-        self.box.open()
-
-
-LAST = PeerRequest("command", 2, {})
-
-
-class TestMessages:
-    def test_old_messages_and_messages_to_others_are_not_read(self, etcd: Etcd, stranger: EtcdClient) -> None:
-        """Messages of this run, and of an earlier run with the same group and token, are written under every key."""
-        end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "verdict_fields": {}}
-        messages: dict[str, bytes] = {}
-        for turn in range(2):
-            with ExitStack() as stack:
-                members = stack.enter_context(joined(etcd, 3))
-                barrier(members)
-                clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(3)]
-                boxes = [Posted(client, member) for client, member in zip(clients, members, strict=True)]
-                for box in boxes:
-                    stack.callback(box.box.close)
-                for value in messages.values():
-                    for receiver in (1, 2):
-                        for number in range(3):
-                            stranger.put(f"{ROOT}mail/{receiver:06d}/000000/{number:012d}", value)
-                for key, value in messages.items():
-                    stranger.put(key, value)
-                if turn == 0:
-                    # Send a message, and keep its sealed value for later.
-                    key = f"{ROOT}mail/000002/000000/000000000000"
-                    boxes[0].box.send(1, end)
-                    wait_until(lambda posted=boxes[1]: posted.taken, "the message", seconds=60)  # type: ignore[misc]
-                    held_message = stranger.get(f"{ROOT}mail/000001/000000/000000000000")
-                    assert held_message is not None
-                    messages[f"{ROOT}mail/000001/000000/000000000000"] = held_message
-                    for again in (f"{ROOT}mail/000001/000000/000000000000", f"{ROOT}mail/000001/000000/000000000001"):
-                        stranger.put(again, held_message)
-                    stranger.put(key, held_message)
-                boxes[0].box.send(1, {"ask": "command", "number": 2})
-                boxes[0].box.send(2, {"ask": "command", "number": 2})
-                for box in boxes[1:]:
-                    wait_until(lambda posted=box: (0, LAST) in posted.taken, "the last one", seconds=60)  # type: ignore[misc]
-                ends = [message for box in boxes for _, message in box.taken if message != LAST]
-                assert len(ends) == (1 if turn == 0 else 0), ends
-                assert not [box.failed for box in boxes if box.failed]
+def test_a_message_is_read_only_from_its_sender_by_its_receiver_under_its_key() -> None:
+    values, key = GroupValues(ROOT, TOKEN), f"{ROOT}mail/000001/000000/000000000000"
+    sender, receiver = (Member(rank, f"token-{rank}", "h", 7) for rank in range(2))
+    stored = values.message(key, b"end", sender, receiver)
+    assert values.read_message(key, stored, sender, receiver) == b"end"
+    for other_key, first, second in (
+        (f"{key[:-1]}1", sender, receiver),
+        (key, receiver, sender),
+        (key, replace(sender, token="another run"), receiver),
+        (key, sender, replace(receiver, token="another run")),
+    ):
+        with pytest.raises(SealError):
+            values.read_message(other_key, stored, first, second)
 
 
 @pytest.mark.parametrize("key", ["members/x", "run/frozen", "run/gate"])
