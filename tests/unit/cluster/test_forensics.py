@@ -99,13 +99,10 @@ def test_processes_without_a_rank_and_invalid_keys_are_listed(client: EtcdClient
 
 
 def test_at_most_50_keys_are_listed(client: EtcdClient) -> None:
-    for numbers, more in ((range(50), []), (range(50, 51), ["  … and 1 more"]), (range(51, 60), ["  … and 10 more"])):
+    for numbers, more in ((range(50), []), (range(50, 60), ["  … and 10 more"])):
         for number in numbers:
             client.put(f"/pytest-nixl/groups/g/{number:03d}", b"1")
         lines = forensics(client, "/pytest-nixl/groups/g/", [], worker_logs={}, seconds=SECONDS)
-        assert lines[0].startswith("keys under /pytest-nixl/groups/g/: 0 of 0 members ")
-        assert lines[1].startswith("the group passed no barrier")
-        assert lines[1].endswith("at barrier 1: no rank")
         assert lines[2].startswith(f"{numbers.stop} keys")
         assert lines[52:] == ["  049: 1 byte", *more]
     client.delete_prefix("/pytest-nixl/groups/g/")

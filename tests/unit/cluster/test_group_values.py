@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_run import BANDWIDTH, profile, run
 from helpers.etcd import Etcd, running_etcd, turn_authentication_on
 
 from pytest_nixl.cluster import etcd as cluster_etcd
@@ -37,9 +34,7 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.group_values import GroupValues, SealError, Seals, unsealed
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Mailbox, Message, PeerRequest
 from pytest_nixl.cluster.placement import Placement
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -257,58 +252,19 @@ class TestBarrier:
             early.result(SECONDS)
 
 
-class Posted:
-    """The messages of a mailbox."""
-
-    def __init__(self, client: EtcdClient, membership: Membership) -> None:
-        self.taken: list[tuple[int, Message]] = []
-        self.failed: list[NixlPluginError] = []
-        self.box = Mailbox(
-            client, membership, handle=lambda *message: self.taken.append(message), failed=self.failed.append
-        )
-        self.box.open()
-
-
-LAST = PeerRequest("command", 2, {})
-
-
-class TestMessages:
-    def test_old_messages_and_messages_to_others_are_not_read(self, etcd: Etcd, stranger: EtcdClient) -> None:
-        """Messages of this run, and of an earlier run with the same group and token, are written under every key."""
-        end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "verdict_fields": {}}
-        messages: dict[str, bytes] = {}
-        for turn in range(2):
-            with ExitStack() as stack:
-                members = stack.enter_context(joined(etcd, 3))
-                barrier(members)
-                clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(3)]
-                boxes = [Posted(client, member) for client, member in zip(clients, members, strict=True)]
-                for box in boxes:
-                    stack.callback(box.box.close)
-                for value in messages.values():
-                    for receiver in (1, 2):
-                        for number in range(3):
-                            stranger.put(f"{ROOT}mail/{receiver:06d}/000000/{number:012d}", value)
-                for key, value in messages.items():
-                    stranger.put(key, value)
-                if turn == 0:
-                    # Send a message, and keep its sealed value for later.
-                    key = f"{ROOT}mail/000002/000000/000000000000"
-                    boxes[0].box.send(1, end)
-                    wait_until(lambda posted=boxes[1]: posted.taken, "the message", seconds=60)  # type: ignore[misc]
-                    held_message = stranger.get(f"{ROOT}mail/000001/000000/000000000000")
-                    assert held_message is not None
-                    messages[f"{ROOT}mail/000001/000000/000000000000"] = held_message
-                    for again in (f"{ROOT}mail/000001/000000/000000000000", f"{ROOT}mail/000001/000000/000000000001"):
-                        stranger.put(again, held_message)
-                    stranger.put(key, held_message)
-                boxes[0].box.send(1, {"ask": "command", "number": 2})
-                boxes[0].box.send(2, {"ask": "command", "number": 2})
-                for box in boxes[1:]:
-                    wait_until(lambda posted=box: (0, LAST) in posted.taken, "the last one", seconds=60)  # type: ignore[misc]
-                ends = [message for box in boxes for _, message in box.taken if message != LAST]
-                assert len(ends) == (1 if turn == 0 else 0), ends
-                assert not [box.failed for box in boxes if box.failed]
+def test_a_message_is_read_only_from_its_sender_by_its_receiver_under_its_key() -> None:
+    values, key = GroupValues(ROOT, TOKEN), f"{ROOT}mail/000001/000000/000000000000"
+    sender, receiver = (Member(rank, f"token-{rank}", "h", 7) for rank in range(2))
+    stored = values.message(key, b"end", sender, receiver)
+    assert values.read_message(key, stored, sender, receiver) == b"end"
+    for other_key, first, second in (
+        (f"{key[:-1]}1", sender, receiver),
+        (key, receiver, sender),
+        (key, replace(sender, token="another run"), receiver),
+        (key, sender, replace(receiver, token="another run")),
+    ):
+        with pytest.raises(SealError):
+            values.read_message(other_key, stored, first, second)
 
 
 @pytest.mark.parametrize("key", ["members/x", "run/frozen", "run/gate"])
@@ -330,89 +286,6 @@ def test_an_invalid_value_is_an_error_that_names_its_key_without_a_token(
     stranger.delete_prefix(root)
 
 
-class Stranger:
-    """Writes forged values under the keys of a group, every 0.1 s until the end of the block."""
-
-    def __init__(self, client: EtcdClient, root: str) -> None:
-        self._client = client
-        self._root = root
-        self._over = threading.Event()
-        self._seen: dict[str, bytes] = {}
-        self.written = 0
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Stranger:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        for name in ("0" * 16, "f" * 16):
-            self._put(f"members/{name}", FAKE)
-        number = 0
-        while not self._over.wait(0.1):
-            self._seen |= self._client.get_prefix(f"{self._root}mail/")
-            self._mail(number)
-            # Earlier messages, under the key of another receiver and with a later number.
-            for value in list(self._seen.values())[-5:]:
-                for mailbox in ("000001/000000", "000000/000001"):
-                    self._put(f"mail/{mailbox}/{900000 + number:012d}", value)
-            self._put(f"arrived/{1 + number % 4:06d}/00000x", b"")
-            self._put("run/gate", b'{"passed": 99}')
-            self._put("run/frozen", Roster.value(6, [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]))
-            number += 1
-
-    def _mail(self, number: int) -> None:
-        timed = {"corruption": None, "windows": [1e-6] * 5, "transfers": [10**6] * 5, "latencies": [1e-9]}
-        line = json.dumps({"number": number, "result": {**timed, "counted": [], "contention": 0.0}})
-        end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "verdict_fields": {}}
-        for kind, message in enumerate(({"answer": number, "result": 0}, {"worker": 1 + number % 3, "line": line})):
-            self._put(f"mail/000000/000001/{1000 * kind + number:012d}", json.dumps(message).encode())
-        self._put(f"mail/000001/000000/{1000 + number:012d}", json.dumps(end).encode())
-        self._put(f"mail/000001/000000/{2000 + number:012d}", b"0" * 64 + b" " + json.dumps(end).encode())
-
-    def _put(self, name: str, value: bytes) -> None:
-        self._client.put(f"{self._root}{name}", value)
-        self.written += 1
-
-
-@pytest.mark.parametrize(
-    ("transport", "code"),
-    [pytest.param("rc", 1, id="red"), pytest.param("tcp", 0, id="green", marks=pytest.mark.whole)],
-)
-@pytest.mark.long
-def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
-    etcd: Etcd, stranger: EtcdClient, tmp_path: Path, transport: str, code: int
-) -> None:
-    """Both ranks end with the verdict of rank 0: a failing run still fails, and a passing run still passes."""
-    expected = profile(tmp_path / "p.toml", f"transports = ['{transport}']\nfloor = '0.0000001 GB/s'")
-    options = [
-        BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-ranks=2",
-        f"--nixl-profile={expected}", f"--nixl-etcd={etcd.url}", "--nixl-group=whole",
-    ]  # fmt: skip
-    env = {"NIXL_GROUP_TOKEN": TOKEN, "UCX_TLS": "tcp"}
-    with Stranger(stranger, group_root(PREFIX, "whole", TOKEN)) as writing, ThreadPoolExecutor() as pool:
-        ranks = [
-            pool.submit(run, *options, f"--nixl-rank={rank}", f"--nixl-log-dir={tmp_path / 'logs'}", env=env)
-            for rank in range(2)
-        ]
-        done = [rank.result() for rank in ranks]
-    outputs = [ended.output for ended in done]
-    assert [ended.code for ended in done] == [code, code], "\n".join(outputs)
-    assert writing.written > 20
-    assert "all good" not in "".join(outputs)
-    assert "was ignored: it has no valid seal" in outputs[1]
-    verdict = json.loads((tmp_path / "logs" / "rank-1" / "verdict.json").read_text())
-    assert verdict["exit_code"] == code
-    if code:
-        assert verdict["verdict"] == "FAIL"
-        assert [ended["verdict"] for ended in verdict["failing"]] == ["WRONG-TRANSPORT"]
-    stranger.delete_prefix("/pytest-nixl/")
-
-
 @pytest.mark.parametrize(
     ("options", "accepted"),
     [
@@ -420,7 +293,6 @@ def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
         ({"etcd_listen": "h:1"}, False),
         ({"etcd_listen": "h:1", "etcd_user": "root:x"}, False),  # the etcd of rank 0 has no users
         ({"etcd_listen": "h:1", "group_token": "t"}, True),
-        ({"etcd": "http://h:1", "group_token": "t"}, True),
         ({"etcd_user": "a:b"}, True),
         ({"etcd": "http://a:b@h:1"}, True),
         ({"etcd_cert": "f"}, True),
@@ -444,20 +316,13 @@ def test_a_gate_of_several_ranks_requires_a_secret_or_credentials_of_the_etcd(
         )
 
 
-@pytest.mark.long
-def test_a_gate_is_refused_if_the_etcd_requires_no_password(etcd: Etcd) -> None:
-    done = run(BANDWIDTH, "--nixl-gate", "--nixl-ranks=2", f"--nixl-etcd={etcd.url}", "--nixl-etcd-user=root:x")
-    assert done.code == 4, done.output
-    assert re.search(rf"^ERROR: --nixl-gate is refused with .*\({re.escape(etcd.url)}\)", done.output, re.MULTILINE)
-    assert "  no --nixl-group-token: " in done.output
-
-
 def test_a_gate_accepts_an_etcd_that_requires_a_password(etcd: Etcd, make_settings: Callable[..., Settings]) -> None:
     with running_etcd() as closed:
         turn_authentication_on(closed.url)
         server = ExternalServer([closed.endpoint], user="root", password="pw")
         require_closed(make_settings(gate=True), server)
-    with pytest.raises(pytest.UsageError, match=f"--nixl-gate is refused with .*{re.escape(etcd.url)}"):
+    refusal = f"--nixl-gate is refused with an etcd that answers without a password ({etcd.url}) and no group token: "
+    with pytest.raises(pytest.UsageError, match=f"^{re.escape(refusal)}"):
         require_closed(make_settings(gate=True), ExternalServer([etcd.endpoint], user="root", password="secret"))
     require_closed(make_settings(), ExternalServer([etcd.endpoint]))
     require_closed(make_settings(gate=True, group_token="t"), ExternalServer([etcd.endpoint]))
@@ -492,8 +357,8 @@ def test_a_registration_is_read_as_it_was_written(requested: int | None) -> None
 @pytest.mark.parametrize(
     "changes",
     [
-        {"requested_rank": 1_000_001}, {"requested_rank": -1}, {"requested_rank": 0.5}, {"size": 0}, {"host": ""},
-        {"host": []}, {"pid": {}}, {"size": "2"}, {"size": float("inf")}, {"more": 1},
+        {"requested_rank": 1_000_001}, {"requested_rank": -1}, {"size": 0}, {"host": ""}, {"pid": {}},
+        {"size": float("inf")}, {"more": 1},
     ],
 )  # fmt: skip
 def test_a_registration_beyond_its_limits_is_refused(changes: dict[str, Any]) -> None:
@@ -539,9 +404,7 @@ def test_a_roster_is_read_up_to_its_limits(changes: dict[str, Any], accepted: bo
         GroupValues("/g/").read_frozen(key)
 
 
-@pytest.mark.parametrize(
-    "value", [b"x", b'{"passed": []}', b'{"passed": -1}', b'{"passed": 4294967297}', b"[" * 100_000]
-)
+@pytest.mark.parametrize("value", [b"x", b'{"passed": -1}', b'{"passed": 4294967297}', b"[" * 100_000])
 def test_a_gate_that_no_rank_writes_is_refused_and_one_with_another_seal_ignored(value: bytes) -> None:
     key, members = "/g/run/gate", [Member(rank, *entry) for rank, entry in enumerate(ENTRIES)]
     with pytest.raises(MembershipError, match=f"the key '{key}' has a value that no rank"):
@@ -575,22 +438,15 @@ def test_ranks_need_an_etcd_that_each_of_them_can_find(make_settings: Callable[.
         require_etcd(make_settings(**settings), placement(rank))
 
 
-def test_an_existing_etcd_is_used_without_waiting_for_one(make_settings: Callable[..., Settings]) -> None:
-    waits: list[str] = []
-    settings = make_settings(etcd="http://127.0.0.1:1")
-    meeting = meeting_etcd(settings, Placement(2, 1, "g", "x", None, ()), supervisor(), waits.append)
-    assert isinstance(meeting, ExternalServer)
-    assert meeting.endpoint == "http://127.0.0.1:1"
-    assert waits == []
-
-
 @pytest.mark.parametrize("token", ["", "t"])
-def test_a_peer_waits_for_the_etcd_of_rank_0_and_uses_it_with_the_certificates_of_its_token(
+def test_a_peer_waits_only_for_the_etcd_of_rank_0_and_uses_it_with_the_certificates_of_its_token(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     waits: list[object] = []
     monkeypatch.setattr(cluster_etcd, "wait_for_etcd", lambda *arguments: waits.append(arguments))
     monkeypatch.setenv("MASTER_ADDR", "node-0")
+    existing = meeting_etcd(make_settings(etcd="http://h:1"), Placement(2, 1, "g", "x", None, ()), supervisor(), print)
+    assert (existing.endpoint, waits) == ("http://h:1", [])
     settings = make_settings(etcd_listen=":2379", group_token=token, join_timeout=7.0)
     meeting = meeting_etcd(settings, Placement(2, 1, "g", "x", None, ()), supervisor(), print)
     endpoint = f"{'https' if token else 'http'}://node-0:2379"

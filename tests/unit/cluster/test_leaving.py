@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,62 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from helpers.cli_run import ROOT, eventually
+from helpers.cli_run import eventually
 from helpers.etcd import separate_supervisor
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.cluster import peer_server
 from pytest_nixl.cluster.command_check import Command
-from pytest_nixl.cluster.driver import RankDriver, serve
-from pytest_nixl.cluster.group import MemberLeftError
+from pytest_nixl.cluster.driver import serve
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.messages import PeerRequest, WorkerLine
-from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT, PeerServer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.strict import unpack
 from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
-
-#: A peer in a process of its own: Ctrl-C reaches only a main thread.
-PEER = """
-import sys
-from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.driver import serve
-from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.processes.supervisor import supervisor
-
-def client():
-    return connect(parse_endpoints(sys.argv[1]))
-
-membership = join(client(), "left", 2, prefix="/test", wanted=1, ttl=60, timeout=60)
-try:
-    serve(membership, client, supervisor())
-finally:
-    membership.leave()
-"""
-
-
-def test_rank_0_reads_that_a_peer_left_by_ctrl_c(nixl_private_etcd: PrivateEtcd) -> None:
-    etcd = nixl_private_etcd.server
-    with subprocess.Popen([sys.executable, "-c", PEER, etcd.endpoint], cwd=ROOT, stderr=subprocess.DEVNULL) as peer:
-        first = join(etcd.client(), "left", 2, prefix="/test", wanted=0, ttl=60, timeout=60)
-        driver = RankDriver(first, etcd.client, timeout=60)
-        try:
-            with pytest.raises(PeerError, match="refused 'shell'"):
-                driver.peers[1].ask("shell")  # it serves
-            peer.send_signal(signal.SIGINT)
-            assert peer.wait(60) != 0
-            assert eventually(lambda: driver.peers[1].gone)
-            assert isinstance(driver.gone[0], MemberLeftError)
-            assert re.fullmatch(r"rank 1 on .* of group 'left' left: Ctrl-C \(SIGINT\)", driver.gone[0].reason)
-            assert "lease" not in driver.gone[0].remedy
-        finally:
-            driver.close()
-            first.leave()
-
 
 #: Reports of rank 0 in each format that CI reads.
 REPORTS = ("r.html", "r.json", "r.xml")

@@ -14,7 +14,7 @@ from helpers.contention import spinning
 from helpers.etcd import wait_until
 
 from pytest_nixl.core import cpu_contention
-from pytest_nixl.core.cpu_contention import CpuContention, allowed_processors, busy_ticks, cpu_seconds, too_many
+from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, cpu_seconds
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 
@@ -39,26 +39,18 @@ def test_cpu_time_of_the_row_does_not_count_as_contention() -> None:
     assert everybody.taken * outer - contention.taken * inner > 0.1
 
 
-@pytest.mark.parametrize(
-    ("taken", "processors", "ours", "of_ours"),
-    [(0.4, 2, 2, 0.4), (0.4, 2, 1, 0.0), (1.4, 2, 1, 0.4), (9.0, 192, 2, 0.0), (191.0, 192, 2, 1.0), (0.4, 1, 2, 0.4)],
-)
-def test_use_of_free_cores_is_not_contention(taken: float, processors: int, ours: int, of_ours: float) -> None:
-    assert too_many(taken, processors, ours) == pytest.approx(of_ours)
-
-
 def test_only_processors_that_a_process_may_use_count() -> None:
     stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 10 1 5000 7 8 9 1000 0 0\ncpu1 3 0 0 9 9\ncpu10 70 0 0 9 9\nctxt 5\n"
     assert busy_ticks(stat, {"cpu0"}) == 1111
     assert busy_ticks(stat, {"cpu0", "cpu1"}) == 1114
-    assert allowed_processors() == {f"cpu{number}" for number in os.sched_getaffinity(0)}
 
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     """The CPU seconds of all processes and the clock, in the order in which they are read, on four processors."""
     values: list[tuple[float, float]] = []
-    monkeypatch.setattr(cpu_contention, "busy_seconds", lambda processors: values[0][0] if len(processors) == 4 else 0)
+    names = {"cpu0", "cpu1", "cpu2", "cpu7"}
+    monkeypatch.setattr(cpu_contention, "busy_seconds", lambda processors: values[0][0] if processors == names else 0)
     monkeypatch.setattr(time, "monotonic", lambda: values.pop(0)[1])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 7})
     return values
@@ -68,7 +60,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     ("busy", "seconds", "needed", "taken", "cores"),
     [
         (3000.0, 1000.0, 0, 3.0, 1.0),  # of four processors, the row's two processes need two
-        (3000.0, 1000.0, 4, 3.0, 3.0),
+        (3000.0, 1000.0, 5, 3.0, 3.0),
         (2000.0, 1000.0, 2, 2.0, 0.0),
         (-5.0, 1000.0, 0, 0.0, 0.0),
         (3000.0, 0.0, 0, 0.0, 0.0),
@@ -83,10 +75,10 @@ def test_contention_is_the_mean_number_of_cores_that_others_took(
     assert (contention.taken, contention.cores) == pytest.approx((taken, cores), abs=0.01)
 
 
-OTHERS = "other processes used 3.1 of this host's 4 processors during the test"
+OTHERS = "other processes used 2.5 of this host's 4 processors during the test"
 
 
-@pytest.mark.parametrize(("busy", "text"), [(3100.0, OTHERS), (2490.0, ""), (2510.0, OTHERS.replace("3.1", "2.5"))])
+@pytest.mark.parametrize(("busy", "text"), [(2490.0, ""), (2510.0, OTHERS)])
 def test_a_host_that_was_busy_is_a_sentence(readings: list[tuple[float, float]], busy: float, text: str) -> None:
     readings[:] = [(100.0, 50.0), (100.0 + busy, 1050.0), (0.0, 60.0)]
     load = cpu_contention.HostLoad()

@@ -54,7 +54,7 @@ def host(folder: Path, changes: Mapping[str, str | None] | None = None) -> str:
     return str(root_of(folder, {name: text for name, text in files.items() if text is not None}).folder)
 
 
-@pytest.mark.parametrize("text", ["posix,self", "sm", "cuda_copy", "tcp:aux,posix", "", "banana", "^tcp", "^all"])
+@pytest.mark.parametrize("text", ["posix,self", "tcp:aux,posix", "", "^tcp", "^all"])
 def test_transports_that_cannot_carry_nixl_are_named(text: str, tmp_path: Path) -> None:
     expected = f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes"
     assert transport_fault({"UCX_TLS": text}, str(tmp_path)) == expected
@@ -83,8 +83,6 @@ def test_transports_that_can_carry_nixl_are_no_fault(environ: dict[str, str], tm
         ({}, {"UCX_NET_DEVICES": "rxe0:2"},
          ("UCX_NET_DEVICES=rxe0:2 names no port of this host's RDMA devices, which have rxe0:1",
           "unset UCX_NET_DEVICES, or set it to rxe0:1")),
-        ({}, {"UCX_IB_GID_INDEX": "7"},
-         ("UCX_IB_GID_INDEX=7 names no GID of rxe0's port 1, which has 1", GID_INDEX_REMEDY)),
         ({f"{PORT}/gids/10": GID, f"{PORT}/gids/9": GID}, {"UCX_IB_GID_INDEX": "0"},
          ("UCX_IB_GID_INDEX=0 names no GID of rxe0's port 1, which has 1, 9, 10", GID_INDEX_REMEDY)),
         ({}, {"UCX_IB_GID_INDEX": "1"}, NOTHING),
@@ -92,7 +90,6 @@ def test_transports_that_can_carry_nixl_are_no_fault(environ: dict[str, str], tm
          ("rxe0's port 1 has no GID", NO_ADDRESS.format("its interface"))),
         ({f"{PORT}/gids/1": "fe80:0000:0000:0000:0000:0000:0000:0001", f"{PORT}/gid_attrs/ndevs/1": "eth99"}, {},
          NOTHING),  # there is no such interface to ask
-        ({f"{PORT}/state": "1: DOWN"}, {}, ("rxe0's port 1 is DOWN", PORT_REMEDY)),
         ({f"{PORT}/state": "1: DOWN", f"{PORT.replace('/1', '/2')}/state": "4: ACTIVE"}, {},
          ("rxe0's port 2 has no GID", NO_ADDRESS.format("its interface"))),
         ({"dev/infiniband/uverbs0": None}, {},
@@ -102,7 +99,6 @@ def test_transports_that_can_carry_nixl_are_no_fault(environ: dict[str, str], tm
         # UCX goes on with the devices that it can use, if it may choose.
         (DOWN, {"UCX_NET_DEVICES": "all"}, NOTHING),
         (DOWN, {"UCX_NET_DEVICES": "rxe0:1,rxe1:1"}, RXE1),
-        (DOWN, {"UCX_NET_DEVICES": "rxe1:1"}, RXE1),
         ({**DOWN, f"{PORT}/state": "1: DOWN"}, {"UCX_NET_DEVICES": "all"}, ("rxe0's port 1 is DOWN", PORT_REMEDY)),
     ],
 )  # fmt: skip
@@ -117,33 +113,21 @@ ONLY_LOCAL = (f"rxe0's port 1 has only a link-local GID ({LOCAL}): lo has no add
 
 
 @pytest.mark.parametrize(
-    ("gids", "addresses", "fault"),
-    [
-        ((LOCAL, LOCAL), {"eth0": ["10.0.0.1/8"]}, ONLY_LOCAL),
-        ((LOCAL,), {"lo": ["127.0.0.1/8"]}, NOTHING),
-        ((LOCAL, GID), {}, NOTHING),
-    ],
+    ("gid", "addresses", "fault"), [(LOCAL, [], ONLY_LOCAL), (LOCAL, ["127.0.0.1/8"], NOTHING), (GID, [], NOTHING)]
 )
 def test_a_port_with_only_link_local_addresses_needs_one_for_its_interface(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    gids: tuple[str, ...],
-    addresses: dict[str, list[str]],
-    fault: tuple[str, str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gid: str, addresses: list[str], fault: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr("pytest_nixl.core.rdma_fault.ask_addresses", lambda: addresses)
-    files: dict[str, str | None] = {f"{PORT}/gids/{number}": gid for number, gid in enumerate(gids, 1)}
-    root = host(tmp_path, {**files, f"{PORT}/gid_attrs/ndevs/1": "lo"})
-    assert rdma_fault(RC, root) == fault
+    monkeypatch.setattr("pytest_nixl.core.rdma_fault.ask_addresses", lambda: {"eth0": ["10.0.0.1/8"], "lo": addresses})
+    files = {f"{PORT}/gids/1": LOCAL, f"{PORT}/gids/2": gid, f"{PORT}/gid_attrs/ndevs/1": "lo"}
+    assert rdma_fault(RC, host(tmp_path, files)) == fault
 
 
 @pytest.mark.parametrize(
     ("limit", "capabilities", "fault"),
     [
-        (8 << 20, "0",
-         ("this process may lock only 8192 KiB of memory, and RDMA locks what it registers", MEMLOCK_REMEDY)),
-        ((8 << 20) - 1, " ",
-         ("this process may lock only 8191 KiB of memory, and RDMA locks what it registers", MEMLOCK_REMEDY)),
+        ((16 << 20) - 1, f"{1 << 13:x}",
+         ("this process may lock only 16383 KiB of memory, and RDMA locks what it registers", MEMLOCK_REMEDY)),
         (8 << 20, f"{1 << 14:x}", NOTHING),
         (16 << 20, "0", NOTHING),
         (resource.RLIM_INFINITY, "0", NOTHING),
@@ -177,8 +161,10 @@ def test_what_a_process_wrote_names_refused_locks_and_a_failed_device() -> None:
 
 @pytest.fixture
 def guest(tmp_path: Path) -> Path:
-    """A guest of QEMU with two GPUs and two cards, one of each under the switch 0000:01:00.0."""
+    """A guest of QEMU with two GPUs of NVIDIA and two cards, one of each under the switch 0000:01:00.0."""
     devices = {
+        "0000:00:02.0": ("pci0000:00", "0x1002", "0x030200"),
+        "0000:00:03.0": ("pci0000:00", "0x10de", "0x068000"),
         "0000:02:00.0": ("pci0000:00/0000:00:01.0/0000:01:00.0", "0x10de", "0x030200"),
         "0000:03:00.0": ("pci0000:00/0000:00:01.0/0000:01:00.0", "0x15b3", "0x020700"),
         "0000:80:00.0": ("pci0000:80", "0x10de", "0x030200"),
@@ -221,7 +207,7 @@ def test_gpu_and_card_passed_through_under_one_switch_are_named(guest: Path) -> 
     assert passthrough_fault({}, str(guest)) == passthrough_fault({}, str(guest / "empty")) == NOTHING
 
 
-def test_a_host_with_a_gpu_needs_a_transport_for_its_memory(guest: Path, tmp_path: Path) -> None:
+def test_a_host_with_a_gpu_needs_a_transport_for_its_memory(guest: Path) -> None:
     reason = "UCX_TLS={} is set here, and allows no CUDA memory, but this host has an NVIDIA GPU (0000:02:00.0)"
     add = "add cuda_copy to UCX_TLS (`export UCX_TLS=rc,cuda_copy`), or unset UCX_TLS"
     assert cuda_fault({"UCX_TLS": "rc"}, str(guest)) == (reason.format("rc"), add)
@@ -231,10 +217,3 @@ def test_a_host_with_a_gpu_needs_a_transport_for_its_memory(guest: Path, tmp_pat
         assert cuda_fault(environ, str(guest)) == NOTHING
     assert cuda_fault({"UCX_TLS": "rc"}, str(guest / "empty")) == NOTHING
     assert (over_tcp(str(guest)), over_tcp(str(guest / "empty"))) == ("tcp,cuda_copy", "tcp")
-    for name, other in (("vendor", "0x1002"), ("class", "0x068000")):
-        texts = {path: path.read_text() for path in guest.glob(f"sys/devices/**/{name}")}
-        for path in texts:
-            path.write_text(other)
-        assert over_tcp(str(guest)) == "tcp"
-        for path, text in texts.items():
-            path.write_text(text)

