@@ -63,11 +63,11 @@ class Command:
     """The command, run in this process with files that the test makes up."""
 
     def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = tmp_path
+        self._folder = tmp_path
         self._capsys = capsys
 
     def file(self, name: str, text: str) -> str:
-        path = self.folder / name
+        path = self._folder / name
         path.write_text(text)
         return str(path)
 
@@ -90,7 +90,6 @@ def edited(changes: dict[str, str]) -> str:
     return text
 
 
-CORRUPT = f"{P5_LOGGED}Consistency check failed for iov 0:0\nConsistency check failed\n"
 UNRESOLVED = "".join((FIXTURES / "nixlbench" / f"03_unresolvable_host.{name}").read_text() for name in ("out", "err"))
 
 
@@ -98,14 +97,8 @@ UNRESOLVED = "".join((FIXTURES / "nixlbench" / f"03_unresolvable_host.{name}").r
     ("text", "profile", "code", "verdicts", "message"),
     [
         (P5_LOGGED, {}, 0, "15 PASS", "NIXL verdict: PASS (15 PASS; 15 rows measured)\n"),
-        (P5_LOGGED, "p5.48xlarge", 0, "15 PASS", "NIXL verdict: PASS (15 PASS; 15 rows measured)\n"),
         (P5.read_text(), "a10g-efa100", 1, "8 NO-EXPECTATION, 7 IMPLAUSIBLE", "the ceiling of 12.5 GB/s (100 Gb/s)"),
-        # The transport is not logged.
-        (P5.read_text(), {}, 0, "15 UNKNOWN", ""),
-        (P5_LOGGED, {'["efa"]': '["tcp"]'}, 1, "15 WRONG-TRANSPORT", ""),
         (P5_LOGGED, {"0.1 GB/s": "0.3 GB/s"}, 1, "2 FAIL, 13 PASS", ""),
-        (P5_LOGGED[:-100], {}, 1, "14 PASS, 1 MISSING", "MISSING LIBFABRIC/WRITE/VRAM:VRAM/64MiB/batch1/depth1/0-1"),
-        (CORRUPT, {}, 1, "15 PASS", "CORRUPT nixlbench: nixlbench says: Consistency check failed for iov 0:0"),
         (UNRESOLVED, {}, 1, "",
          "ERROR nixlbench: nixlbench says: Failed to acquire lock: the target uri is not valid"),
     ],
@@ -114,34 +107,19 @@ def test_each_row_of_an_output_of_nixlbench_has_a_verdict(
     command: Command, text: str, profile: str | dict[str, str], code: int, verdicts: str, message: str
 ) -> None:
     name = profile if isinstance(profile, str) else command.file("profile.toml", edited(profile))
-    arguments = "profile", "judge", "--nixlbench", command.file("run.out", text), name
-    ended = command.run(*arguments)
-    assert (ended.code, ended.err) == (code, "")
-    assert ended.verdicts() == verdicts
+    ended = command.run("profile", "judge", "--nixlbench", command.file("run.out", text), name)
+    assert (ended.code, ended.verdicts(), ended.err) == (code, verdicts, "")
     assert message in ended.out
     assert ("    remedy: " in ended.out) >= message.startswith("ERROR")
-    strict = command.run(*arguments, "--gate")
-    assert (strict.code, strict.verdicts()) == (int("15 PASS" not in verdicts or bool(code)), verdicts)
-    assert strict.out.splitlines()[-1].startswith(f"NIXL gate: {'FAIL' if strict.code else 'PASS'} (")
 
 
-def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(command: Command) -> None:
-    missing, profile = str(command.folder / "missing"), command.file("profile.toml", PROFILE)
-    twice, nameless = command.file("run.out", P5.read_text() * 2), command.file("nameless.toml", "[profile]\n")
-    for output, fault in (
-        (missing, "cannot be read (No such file or directory)"),
-        (twice, "contains 2 tables: expected the output of one run"),
-    ):
-        ended = command.run("profile", "judge", "--nixlbench", output, profile)
-        assert ended == Ended(2, "", f"pytest-nixl: {output} {fault}\n")
-    ended = command.run("profile", "judge", "--nixlbench", str(P5), nameless)
-    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
-    ended = command.run("profile", "show", "nowhere")
-    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
-    assert ended.err.startswith("pytest-nixl: there is no profile 'nowhere': expected ")
+def test_an_output_of_two_runs_is_refused_in_one_sentence(command: Command) -> None:
+    path = command.file("run.out", P5.read_text() * 2)
+    ended = command.run("profile", "judge", "--nixlbench", path, "loopback")
+    assert ended == Ended(2, "", f"pytest-nixl: {path} contains 2 tables: expected the output of one run\n")
 
 
-#: Further tables of a profile, none of which changes a verdict of the output of nixlbench.
+#: Further tables of a profile.
 MORE = (
     """
 [machine]
@@ -240,10 +218,6 @@ for reference only: any backend any operation any memory: p50 3 us, p99 4 us
     single = MORE.replace("nics = 32", "nics = 1").replace("nics_per_gpu = 4\n", "")
     shown = command.run("profile", "show", command.file("single.toml", PROFILE + single)).out
     assert "machine: 1 NIC of 12.5 GB/s (100 Gb/s) each (efa), 8 H100 GPUs\n" in shown
-    output = command.file("p5.out", P5_LOGGED)
-    judged = [command.run("profile", "judge", "--nixlbench", output, command.file(name, text)).verdicts()
-              for name, text in (("plain.toml", PROFILE), ("more.toml", PROFILE + MORE))]  # fmt: skip
-    assert judged[0] == judged[1] != ""
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
