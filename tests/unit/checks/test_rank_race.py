@@ -178,18 +178,6 @@ class TestCommands:
     def command(self) -> list[str]:
         return [sys.executable, str(STANDIN), "--etcd_endpoints={endpoint}", "--benchmark_group={group}"]
 
-    def test_a_command_with_a_race_is_detected(
-        self, path: EtcdProxy, direct: EtcdClient, command: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        subject = CommandSubject(command, r"as rank (?P<rank>\d+)", prefix="xferbench/{group}/")
-        done = amplify(path, direct, subject, 2, group="c-")
-        assert (done.faults, done.locked) == ((), True)
-        monkeypatch.setenv("STANDIN_RACY", "1")
-        done = amplify(path, direct, subject, 2, group="c-")
-        host = os.uname().nodename
-        assert done.faults[0].startswith(f"rank 0 was given 2 times: to claimant 0 ({host}, pid ")
-        assert "keys in etcd: xferbench/c-" in done.faults[-1]
-
     @pytest.mark.long
     @pytest.mark.soak
     @pytest.mark.parametrize("racy", [True, False], ids=["racy", "locked"])
