@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,41 +44,18 @@ source = "half of what was recorded"
 """
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The exit code of a command, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    def verdicts(self) -> str:
-        """Return the verdicts of the rows in their order, such as ``2 FAIL, 13 PASS``."""
-        rows = [line.split()[-1] for line in self.out.splitlines() if line.startswith(("LIBFABRIC ", "UCX ", "POSIX "))]
-        return ", ".join(f"{len([*alike])} {verdict}" for verdict, alike in groupby(rows))
-
-
-class Command:
-    """The command, run in this process with files that the test makes up."""
-
-    def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self._folder = tmp_path
-        self._capsys = capsys
-
-    def file(self, name: str, text: str) -> str:
-        path = self._folder / name
-        path.write_text(text)
-        return str(path)
-
-    def run(self, *arguments: str) -> Ended:
-        code = cli.main(arguments)
-        out, err = self._capsys.readouterr()
-        return Ended(code, out, err)
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path, capsys)
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process. Return its exit code, and what it printed on stdout and stderr."""
+    return lambda *arguments: (cli.main(arguments), *capsys.readouterr())
+
+
+def file(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
 
 
 def edited(changes: dict[str, str]) -> str:
@@ -94,29 +70,31 @@ UNRESOLVED = "".join((FIXTURES / "nixlbench" / f"03_unresolvable_host.{name}").r
 
 
 @pytest.mark.parametrize(
-    ("text", "profile", "code", "verdicts", "message"),
+    ("text", "profile", "code", "message", "conclusion"),
     [
-        (P5_LOGGED, {}, 0, "15 PASS", "NIXL verdict: PASS (15 PASS; 15 rows measured)\n"),
-        (P5.read_text(), "a10g-efa100", 1, "8 NO-EXPECTATION, 7 IMPLAUSIBLE", "the ceiling of 12.5 GB/s (100 Gb/s)"),
-        (P5_LOGGED, {"0.1 GB/s": "0.3 GB/s"}, 1, "2 FAIL, 13 PASS", ""),
-        (UNRESOLVED, {}, 1, "",
-         "ERROR nixlbench: nixlbench says: Failed to acquire lock: the target uri is not valid"),
+        (P5_LOGGED, {}, 0, " efa ", "PASS (15 PASS; 15 rows measured)"),
+        (P5.read_text(), "a10g-efa100", 1, "the ceiling of 12.5 GB/s (100 Gb/s)",
+         "FAIL (7 IMPLAUSIBLE, 8 NO-EXPECTATION; 15 rows measured)"),
+        (P5_LOGGED, {"0.1 GB/s": "0.3 GB/s"}, 1, "the floor of 0.3 GB/s",
+         "FAIL (13 PASS, 2 FAIL; 15 rows measured)"),
+        (UNRESOLVED, {}, 1, "ERROR nixlbench: nixlbench says: Failed to acquire lock: the target uri is not valid",
+         "FAIL (1 ERROR, 1 MISSING; 0 rows measured)"),
     ],
 )  # fmt: skip
-def test_each_row_of_an_output_of_nixlbench_has_a_verdict(
-    command: Command, text: str, profile: str | dict[str, str], code: int, verdicts: str, message: str
+def test_an_output_of_nixlbench_is_judged_by_a_profile(
+    run: Run, tmp_path: Path, text: str, profile: str | dict[str, str], code: int, message: str, conclusion: str
 ) -> None:
-    name = profile if isinstance(profile, str) else command.file("profile.toml", edited(profile))
-    ended = command.run("profile", "judge", "--nixlbench", command.file("run.out", text), name)
-    assert (ended.code, ended.verdicts(), ended.err) == (code, verdicts, "")
-    assert message in ended.out
-    assert ("    remedy: " in ended.out) >= message.startswith("ERROR")
+    name = profile if isinstance(profile, str) else file(tmp_path / "profile.toml", edited(profile))
+    ended, out, err = run("profile", "judge", "--nixlbench", file(tmp_path / "run.out", text), name)
+    assert (ended, out.splitlines()[-1], err) == (code, f"NIXL verdict: {conclusion}", "")
+    assert message in out
+    assert ("    remedy: " in out) >= message.startswith("ERROR")
 
 
-def test_an_output_of_two_runs_is_refused_in_one_sentence(command: Command) -> None:
-    path = command.file("run.out", P5.read_text() * 2)
-    ended = command.run("profile", "judge", "--nixlbench", path, "loopback")
-    assert ended == Ended(2, "", f"pytest-nixl: {path} contains 2 tables: expected the output of one run\n")
+def test_an_output_of_two_runs_is_refused_in_one_sentence(run: Run, tmp_path: Path) -> None:
+    path = file(tmp_path / "run.out", P5.read_text() * 2)
+    sentence = f"pytest-nixl: {path} contains 2 tables: expected the output of one run\n"
+    assert run("profile", "judge", "--nixlbench", path, "loopback") == (2, "", sentence)
 
 
 #: Further tables of a profile.
@@ -176,12 +154,12 @@ source = "a log"
 )
 
 
-def test_a_profile_is_shown_with_every_table(command: Command) -> None:
+def test_a_profile_is_shown_with_every_table(run: Run, tmp_path: Path) -> None:
     first = 'floor = "0.1 GB/s"\nbatch = [1, 2]\nnotify = ["each"]\nraw = "0.5"'
     second = 'floor = "7.5 GB/s"\nceiling = "50 GB/s"\np50 = "2 ms"\np99 = "3 ms"'
     text = edited({'floor = "0.1 GB/s"': first, 'floor = "7.5 GB/s"': second}) + MORE
-    path = command.file("rack.toml", text)
-    assert command.run("profile", "show", path) == Ended(
+    path = file(tmp_path / "rack.toml", text)
+    assert run("profile", "show", path) == (
         0,
         f"""rack: two nodes
 from {path}
@@ -216,18 +194,18 @@ for reference only: any backend any operation any memory: p50 3 us, p99 4 us
         "",
     )
     single = MORE.replace("nics = 32", "nics = 1").replace("nics_per_gpu = 4\n", "")
-    shown = command.run("profile", "show", command.file("single.toml", PROFILE + single)).out
+    _, shown, _ = run("profile", "show", file(tmp_path / "single.toml", PROFILE + single))
     assert "machine: 1 NIC of 12.5 GB/s (100 Gb/s) each (efa), 8 H100 GPUs\n" in shown
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
-def test_every_bundled_profile_is_shown(command: Command, name: str) -> None:
-    ended = command.run("profile", "show", name)
-    assert (ended.code, ended.err) == (0, "")
+def test_every_bundled_profile_is_shown(run: Run, name: str) -> None:
+    code, out, err = run("profile", "show", name)
+    assert (code, err) == (0, "")
     profile = load_profile(name)
-    assert ended.out.startswith(f"{name}: {profile.summary}\nfrom {name}.toml of pytest-nixl\n")
-    assert ended.out.count("\nfor reference only: ") == len(profile.references)
-    assert ("\nmachine: " in ended.out) is (profile.machine is not None)
+    assert out.startswith(f"{name}: {profile.summary}\nfrom {name}.toml of pytest-nixl\n")
+    assert out.count("\nfor reference only: ") == len(profile.references)
+    assert ("\nmachine: " in out) is (profile.machine is not None)
 
 
 @pytest.mark.long

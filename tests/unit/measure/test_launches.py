@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,19 +30,11 @@ PROGRESS = AgentOptions(progress_thread=True)
 MakeSettings = Callable[..., Settings]
 
 
-class Launch:
+class Launch(SimpleNamespace):
     """A launch that keeps how it was made, and how it ended."""
 
-    def __init__(
-        self, hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, capacity: int, alignment: int,
-        devices: DevicePair | None, variables: Any, *, agent_options: AgentOptions, pages: str, smaller: Any = (),
-    ) -> None:  # fmt: skip
-        self.hosts, self.backend, self.memory = hosts, backend, memory
-        self.capacity, self.alignment, self.variables = capacity, alignment, variables
-        self.devices, self.agent_options, self.pages = devices, agent_options, pages
-        self.initiator = self.target = None
-        self.buffers = None, None
-        self.healthy, self.ended = True, ""
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, initiator=None, target=None, buffers=(None, None), healthy=True, ended="")
 
     def close(self) -> None:
         self.ended = "closed"
@@ -55,8 +48,8 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """The launches that are made."""
     started: list[Launch] = []
 
-    def launch(*given: Any, **options: Any) -> Launch:
-        started.append(Launch(*given, **options))
+    def launch(**arguments: Any) -> Launch:
+        started.append(Launch(**arguments))
         return started[-1]
 
     monkeypatch.setattr(launches, "Launch", launch)
@@ -197,9 +190,7 @@ def test_what_cannot_be_launched_is_not_tried_again(
 ) -> None:
     tried: list[MemoryPair] = []
 
-    def refused(
-        hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, *arguments: Any, **options: Any
-    ) -> None:
+    def refused(*, memory: MemoryPair, **_: Any) -> None:
         tried.append(memory)
         raise error
 
