@@ -78,19 +78,6 @@ def create_without_token(endpoint: str, group: str, size: int, announce: Callabl
     raise RuntimeError(f"all {size} ranks are taken")
 
 
-def announces_and_lists(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Write a token, list the tokens, and take the place of the own one among them. Wrong if one lists too early.
-
-    That shows only if the one whose token sorts first, which is the first that started, comes second.
-    """
-    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
-        token = f"{group}tokens/{os.getpid():08d}"
-        client.put(token, b"", client.lease(TTL))
-        rank = sorted(client.get_prefix(f"{group}tokens/")).index(token)
-        client.put(f"{group}rank/{rank}", b"", client.lease(TTL))
-        announce(rank)
-
-
 def announces(ranks: list[int], announce: Callable[[int], None], error: str = "") -> None:
     """Announce these ranks, one after the other; then raise an error if there is one."""
     for rank in ranks:

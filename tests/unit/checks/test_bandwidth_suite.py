@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -26,41 +27,21 @@ JUDGED = Judgement(Verdict.WARN, "reason")
 
 
 @pytest.mark.parametrize(
-    ("module", "judge", "check", "names"),
+    ("check", "judge"),
     [
-        (
-            test_gpus,
-            "judge_gpus_together",
-            "test_gpus_do_not_hold_each_other_up",
-            "nixl_run nixl_settings nixl_cluster nixl_launches profile",
-        ),
-        (
-            test_nics,
-            "judge_each_nic",
-            "test_each_nic_moves_what_the_others_move",
-            "nixl_run nixl_settings nixl_cluster",
-        ),
-        (
-            test_ranks,
-            "judge_pairs_together",
-            "test_pairs_do_not_hold_each_other_up",
-            "nixl_run nixl_settings nixl_cluster nixl_launches",
-        ),
-        (
-            test_integrity,
-            "judge_every_transfer",
-            "test_the_bytes_of_every_transfer_are_right",
-            "nixl_link nixl_settings",
-        ),
+        (test_gpus.test_gpus_do_not_hold_each_other_up, "judge_gpus_together"),
+        (test_nics.test_each_nic_moves_what_the_others_move, "judge_each_nic"),
+        (test_ranks.test_pairs_do_not_hold_each_other_up, "judge_pairs_together"),
+        (test_integrity.test_the_bytes_of_every_transfer_are_right, "judge_every_transfer"),
     ],
 )
-def test_a_check_ends_with_the_judgement_of_its_room(
-    module: Any, judge: str, check: str, names: str, monkeypatch: pytest.MonkeyPatch
+def test_a_check_ends_with_the_judgement_on_its_arguments(
+    check: Any, judge: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = MagicMock(return_value=JUDGED)
-    monkeypatch.setattr(module, judge, judged)
-    arguments: dict[str, Any] = {name: f"the {name}" for name in names.split()}
-    assert conclusion_of(getattr(module, check), **arguments) == "WARN: reason"
+    monkeypatch.setitem(check.__globals__, judge, judged)
+    arguments = {name: f"the {name}" for name in signature(check).parameters if name != "verdict"}
+    assert conclusion_of(check, **arguments) == "WARN: reason"
     judged.assert_called_once_with(*arguments.values())
 
 

@@ -13,13 +13,12 @@ from unittest.mock import MagicMock, call
 
 import pytest
 from helpers.cli_run import ROOT
-from helpers.suite_calls import conclusion_of, value_of
+from helpers.suite_calls import arguments_of, conclusion_of, value_of
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from suites.pattern import conftest, test_pattern
 
-SUITE = ROOT / "suites/pattern"
 JUDGED = Judgement(Verdict.WARN, "reason")
 
 
@@ -27,18 +26,13 @@ JUDGED = Judgement(Verdict.WARN, "reason")
     ("arguments", "pyargs", "ignored"),
     [
         (["suites"], False, True),
-        (["suites/bandwidth", "tests"], False, True),
         (["suites", "suites/pattern"], False, None),
-        (["suites/pattern/test_pattern.py::test_no_flow"], False, None),
-        ([str(SUITE)], False, None),
         (["suites/patterns"], False, True),
         (["suites/bandwidth/../pattern"], False, None),
         (["suites/pattern/.."], False, True),
-        (["suites.pattern"], True, None),
-        (["suites.pattern.test_pattern"], True, None),
+        (["suites.pattern.test_pattern::test_no_flow"], True, None),
         (["suites.pattern"], False, True),
         (["suites.bandwidth", "suites.nowhere", "..", "nowhere.at.all"], True, True),
-        (["suites/pattern"], True, None),
         (["suites/pattern/test_pattern.py"], True, None),
         (["without_spec", "unit"], True, True),
     ],
@@ -77,9 +71,10 @@ def test_each_flow_or_kind_of_a_usable_run_is_a_parameter(
 def test_a_flow_is_recorded_with_the_versions_of_its_workers_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = MagicMock(return_value=("samples", {"nixl": "1.5.1"}, {"source": 1}))
     monkeypatch.setattr(conftest, "measured_row", measured)
-    rows = MagicMock()
+    rows = MagicMock(**{"judge.return_value": JUDGED})
     judged = value_of(conftest.flow_judged, ExitStack(), pattern_launches="launches", nixl_rows=rows)
-    assert judged("a row") is rows.judge.return_value
+    check = test_pattern.test_a_flow_moves_the_right_bytes_alone_and_together
+    assert conclusion_of(check, flow_row="a row", flow_judged=judged) == "WARN: reason"
     measured.assert_called_once_with("a row", "launches")
     assert rows.mock_calls == [
         call.record("samples", versions={"nixl": "1.5.1"}, more={"source": 1}), call.judge("samples"),
@@ -106,35 +101,25 @@ def test_the_report_has_a_pattern_in_one_line(monkeypatch: pytest.MonkeyPatch) -
         value_of(conftest.kind_of_pattern, ExitStack(), pattern_kind=None, **arguments)
 
 
+SAMPLES = "samples of a kind"
+
+
 @pytest.mark.parametrize(
-    ("check", "judge", "arguments", "passed_on"),
+    ("check", "judge", "passed_on"),
     [
-        (test_pattern.test_no_flow_starves_beside_the_others, "judge_fairness", {}, ["samples of a kind"]),
-        (
-            test_pattern.test_a_pattern_reaches_what_the_profile_demands,
-            "judge_pattern_figures",
-            {"record_figures": "record"},
-            ["samples of a kind", "record"],
-        ),
-        (
-            test_pattern.test_no_rank_is_slow_with_each_of_its_partners,
-            "judge_culprit_of_pattern",
-            {"nixl_cluster": "cluster"},
-            ["a kind", "the launches", "cluster"],
-        ),
+        (test_pattern.test_no_flow_starves_beside_the_others, "judge_fairness", [SAMPLES]),
+        (test_pattern.test_a_pattern_reaches_what_the_profile_demands, "judge_pattern_figures", [SAMPLES, "record"]),
+        (test_pattern.test_no_rank_is_slow_with_each_of_its_partners, "judge_culprit_of_pattern",
+         ["a kind", "the launches", "cluster"]),
     ],
-)
+)  # fmt: skip
 def test_a_check_of_a_pattern_ends_as_it_is_judged(
-    check: Callable[..., None], judge: str, arguments: dict[str, Any], passed_on: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    check: Callable[..., None], judge: str, passed_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     judged, launches = MagicMock(return_value=JUDGED), MagicMock()
     launches.samples.side_effect = lambda kind: f"samples of {kind}"
     monkeypatch.setattr(test_pattern, judge, judged)
-    conclusion = conclusion_of(check, kind_of_pattern="a kind", pattern_launches=launches, **arguments)
-    assert conclusion == "WARN: reason"
+    values = {"kind_of_pattern": "a kind", "pattern_launches": launches, "nixl_cluster": "cluster",
+              "record_figures": "record"}  # fmt: skip
+    assert conclusion_of(check, **arguments_of(check, values)) == "WARN: reason"
     judged.assert_called_once_with(*(launches if name == "the launches" else name for name in passed_on))
-    flow_judged = MagicMock(return_value=JUDGED)
-    flow = test_pattern.test_a_flow_moves_the_right_bytes_alone_and_together
-    assert conclusion_of(flow, flow_row="a row", flow_judged=flow_judged) == "WARN: reason"
-    flow_judged.assert_called_once_with("a row")

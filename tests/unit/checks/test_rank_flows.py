@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -87,42 +86,25 @@ def test_a_flow_whose_bytes_never_arrive_is_corrupt_in_every_byte(
 
 
 @pytest.mark.long
-def test_a_rank_that_ends_is_named_and_the_others_are_ended(connect: Connect) -> None:
-    flows = connect("incast:3")
-    pid = flows.agents[2].worker.pid
-    flows.measure(repeats=1)
-    started = threading.Event()
-    run = RankFlows._timed
-
-    def end(self: RankFlows, *more: object) -> None:
-        if not started.is_set():
-            started.set()
-            os.kill(pid, signal.SIGKILL)
-        run(self, *more)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankFlows, "_timed", end)
-        with pytest.raises(WorkerError, match="rank 2") as caught:
-            flows.measure(repeats=1)
-    assert "SIGKILL" in str(caught.value)
-    assert not any(agent.worker.alive for agent in flows.agents)
-
-
-@pytest.mark.long
-def test_a_rank_that_is_stopped_is_named_and_the_others_are_ended(connect: Connect) -> None:
-    flows = connect("incast:3", timeout=5.0)
+@pytest.mark.parametrize(
+    ("number", "timeout", "text"),
+    [(signal.SIGKILL, 60.0, "SIGKILL"), (signal.SIGSTOP, 5.0, "was stopped by a signal")],
+)
+def test_a_rank_that_ends_or_stops_is_named_and_the_others_are_ended(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, number: int, timeout: float, text: str
+) -> None:
+    flows = connect("incast:3", timeout=timeout)
     pid = flows.agents[2].worker.pid
     run = RankFlows._timed
 
-    def stop(self: RankFlows, *more: object) -> None:
-        os.kill(pid, signal.SIGSTOP)
+    def disturb(self: RankFlows, *more: object) -> None:
+        os.kill(pid, number)
         run(self, *more)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankFlows, "_timed", stop)
-        with pytest.raises(WorkerError, match="rank 2") as caught:
-            flows.measure(repeats=1)
-    assert "was stopped by a signal" in str(caught.value)
+    monkeypatch.setattr(RankFlows, "_timed", disturb)
+    with pytest.raises(WorkerError, match="rank 2") as caught:
+        flows.measure(repeats=1)
+    assert text in str(caught.value)
     assert not any(agent.worker.alive for agent in flows.agents)
 
 

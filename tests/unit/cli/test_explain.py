@@ -53,9 +53,7 @@ def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
 
 
-def test_no_entry_prints_a_link_of_markdown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "the bucket or container is missing"]) == 0
-    assert "; Object storage (docs/how-to/object-storage.md#faults) lists the messages" in capsys.readouterr().out
+def test_no_entry_prints_a_link_of_markdown() -> None:
     assert [line for entry in explain._entries() for line in (*entry.names, *entry.lines) if "](" in line] == []
 
 
@@ -110,11 +108,8 @@ def test_many_entries_are_counted_unless_all_are_wanted(capsys: pytest.CaptureFi
     ("arguments", "message"),
     [
         (["xyzzy"], "no entry matches: give the line as it was printed, or one word of it, --checks or --findings"),
-        (["memlick"], "no entry matches: did you mean memlock?"),
         (["Nixl_Err_Bakcend"], "no entry matches: did you mean nixl_err_backend?"),
         (["NIXL", "compatibility", "hash", "mismach"], "no entry matches: give the line as it"),
-        (["FlashInfer", "is", "not", "installed"], "no entry matches: "),
-        (["OSError: [Errno 12] Cannot allocate memory"], "no entry matches: "),
         (["--checks", "NIXL_ERR_BACKEND"], "no entry matches: "),
         (["hunter2 " * 30], "nothing is known of these words"),
         (["absent.log"], "there is no file of this name"),

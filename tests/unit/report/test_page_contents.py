@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from helpers.records import key, record
-from helpers.small_report import BARE_ROW, READ_ROW, WRITE_ROW, small_report
+from helpers.small_report import BARE_ROW, HOST, READ_ROW, WRITE_ROW, small_report
 
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -162,14 +162,7 @@ def test_the_page_of_a_gate_between_three_ranks() -> None:
         *(Result("ranks", "r", Verdict.FAIL, f"the ranks of pranks 9: rank {n}", "Ask.", repeat=f"pytest {n}")
           for n in range(6)),
     )  # fmt: skip
-    host: dict[str, Any] = {
-        "name": "",
-        "ranks": ["a", "b", "a"],
-        "cpu": "a CPU",
-        "cores": 8,
-        "gpus": 0,
-        "nics": {"eth0": "1 Gb/s"},
-    }
+    host: dict[str, Any] = {**HOST, "name": "", "ranks": ["a", "b", "a"], "nics": {"eth0": "1 Gb/s"}}
     data = record("", {str(good): [12.0], str(slow): [6.0]}, results=results, **host)
     run = replace(parse_recorded(data, "run.json"), notes=("a note",))
     text = page(RunReport(run, gate=True, chosen={"level": "quick"}))
@@ -212,12 +205,7 @@ def test_the_page_of_a_gate_between_three_ranks() -> None:
         "[command] pytest-nixl explain bandwidth",
         "[card fail]",
         "FAIL: [check-ranks] ranks",
-        "the ranks of pranks 9: rank 0",
-        "the ranks of pranks 9: rank 1",
-        "the ranks of pranks 9: rank 2",
-        "the ranks of pranks 9: rank 3",
-        "the ranks of pranks 9: rank 4",
-        "the ranks of pranks 9: rank 5",
+        *(f"the ranks of pranks 9: rank {n}" for n in range(6)),
         "What to do",
         "[command] Ask.",
         "[command] pytest 0",
@@ -253,12 +241,7 @@ def test_the_page_of_a_gate_between_three_ranks() -> None:
         "64MiB ranks 2-0: rank 2 died: see dmesg -T, or --nixl-log-dir (rank 3 waited)",
         "[MISSING UCX DRAM:DRAM 2 1] | [fail] MISSING | bandwidth | UCX WRITE DRAM:DRAM 64MiB ranks 2-1: "
         "–",
-        "[FAIL 0] | [fail] FAIL | ranks | the ranks of pranks 9: rank 0",
-        "[FAIL 1] | [fail] FAIL | ranks | the ranks of pranks 9: rank 1",
-        "[FAIL 2] | [fail] FAIL | ranks | the ranks of pranks 9: rank 2",
-        "[FAIL 3] | [fail] FAIL | ranks | the ranks of pranks 9: rank 3",
-        "[FAIL 4] | [fail] FAIL | ranks | the ranks of pranks 9: rank 4",
-        "[FAIL 5] | [fail] FAIL | ranks | the ranks of pranks 9: rank 5",
+        *(f"[FAIL {n}] | [fail] FAIL | ranks | the ranks of pranks 9: rank {n}" for n in range(6)),
         "What does not apply here: 2 reasons",
         "no GPU [soft] (UCX WRITE DRAM:DRAM 4KiB, gpus)",
         "NIXL-X [soft] (NIXL-X)",
