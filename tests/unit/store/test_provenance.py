@@ -122,15 +122,9 @@ def test_the_image_is_that_of_the_settings_or_else_of_the_pod(
     assert image_of(reference, environ) == image
 
 
-@pytest.mark.parametrize(
-    ("image", "text"),
-    [
-        (ImageIdentity("a:1", f"sha256:{'0123456789' * 4}"), "a:1 (012345678901)"),
-        (ImageIdentity("", "sha256:11"), "unnamed image (11)"),
-    ],
-)
-def test_an_image_is_shown_with_the_begin_of_its_digest(image: ImageIdentity, text: str) -> None:
-    assert str(image) == text
+def test_an_image_is_shown_with_the_begin_of_its_digest() -> None:
+    assert str(ImageIdentity("a:1", f"sha256:{'0123456789' * 4}")) == "a:1 (012345678901)"
+    assert str(ImageIdentity("", "sha256:11")) == "unnamed image (11)"
 
 
 BEFORE = Provenance(
