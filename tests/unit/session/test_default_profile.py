@@ -84,6 +84,7 @@ LEARN = (
     [
         ("loopback", "default", "aa", True),
         ("loopback", "default (no RDMA device)", "aab", False),
+        ("tcp-loopback", "default", "ab", False),
         ("loopback", "option", "ab", True),
         ("p5.48xlarge", "default", "ab", True),
     ],

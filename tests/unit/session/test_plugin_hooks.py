@@ -93,6 +93,7 @@ def test_a_test_that_makes_a_check_or_uses_a_fixture_of_the_plugin_begins_it_onc
     ("uses", "options", "begins"),
     [
         (True, {}, "configured"),
+        (True, {"dist": "load"}, "configured"),
         (False, {"dist": "load"}, "of"),
         (False, {"tx": ["popen"]}, "of"),
         (False, {}, ""),
@@ -295,6 +296,7 @@ def test_a_pasted_name_of_a_test_of_the_suites_is_found(scene: Scene) -> None:
         next(plugin.pytest_load_initial_conftests(scene.config, arguments))
         assert (arguments, options.file_or_dir, options.pyargs) == (arguments_after, files, bool(matches))
         assert scene.log.join_flags.mock_calls[-1] == call(arguments)
+    next(plugin.pytest_load_initial_conftests(scene.config, ["-v", "tests"]))
     assert pyargs_of_pasted.mock_calls == [call([pasted, "other.py"], Path("/a/folder"))] * 2
 
 
