@@ -21,29 +21,6 @@ def scaled(factor: float) -> list[float]:
     return [factor * value for value in QUIET]
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"),
-    [
-        (0.5, Verdict.REGRESSED), (0.9, Verdict.REGRESSED), (0.949, Verdict.REGRESSED), (0.951, Verdict.INCONCLUSIVE),
-        (0.96, Verdict.UNCHANGED), (1.0, Verdict.UNCHANGED), (1.04, Verdict.UNCHANGED), (1.06, Verdict.IMPROVED),
-        (2.0, Verdict.IMPROVED),
-    ],
-)  # fmt: skip
-def test_each_size_of_change_has_its_verdict(factor: float, verdict: Verdict) -> None:
-    effect = compare_launches(QUIET, scaled(factor), 0.05)
-    assert effect.verdict is verdict
-    assert effect.ratio == pytest.approx(factor)
-    assert effect.interval is not None
-    assert effect.interval[0] < factor < effect.interval[1]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_too_few_launches_prove_nothing(count: int) -> None:
-    effect = compare_launches(QUIET[:count], scaled(0.1)[:count], 0.05)
-    assert effect.verdict is Verdict.INCONCLUSIVE
-    assert effect.unprovable
-
-
 def test_the_number_of_launches_needed_is_known() -> None:
     assert [round(least_p(count, count), 4) for count in (3, 5, 7)] == [0.05, 0.004, 0.0003]
     assert [launches_for(before, 7) for before in (1, 2, 3, 4, 5, 7)] == [None, None, None, 6, 5, 4]
@@ -125,27 +102,13 @@ def test_a_loss_in_one_row_of_twelve_is_found_in_that_row() -> None:
     assert hits >= 57
 
 
-def test_a_loss_of_all_rows_is_proven_by_the_pool() -> None:
-    """Each row loses 12 % with a noise of 6 %, so a single row rarely proves the loss."""
-    random = numpy.random.default_rng(9)
-    verdicts = []
-    for _ in range(40):
-        before, now = (random.normal(1, 0.06, (ROWS, 5)) for _ in range(2))
-        verdicts.append(compared(before, 0.88 * now))
-    pooled = [verdict.pooled.verdict for verdict in verdicts if verdict.pooled is not None]
-    assert pooled.count(Verdict.REGRESSED) >= 38
-    alone = [effect.verdict is Verdict.REGRESSED for verdict in verdicts for effect in verdict.rows.values()]
-    assert sum(alone) < len(alone) / 2
-
-
 def test_a_suspect_row_keeps_the_run_from_being_unchanged() -> None:
     rows = {f"row {number}": [1.0 + 0.01 * number * (-1) ** launch for launch in range(5)] for number in range(4)}
     noisy = {"noisy": [1.0, 1.4, 0.9, 1.2, 1.1]}
     lost = {"noisy": [0.85, 0.5, 0.8, 0.3, 0.7]}
     comparison = compare_rows({**rows, **noisy}, {**rows, **lost}, 0.05)
-    assert mannwhitneyu(lost["noisy"], noisy["noisy"], alternative="less", method="exact").pvalue < 0.01
-    assert comparison.verdict in (Verdict.INCONCLUSIVE, Verdict.REGRESSED)
-    assert comparison.suspects == {"noisy"} or comparison.rows["noisy"].verdict is Verdict.REGRESSED
+    assert comparison.verdict is Verdict.INCONCLUSIVE
+    assert comparison.suspects == {"noisy"}
 
 
 def test_rows_with_different_keys_are_not_compared() -> None:

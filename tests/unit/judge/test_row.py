@@ -18,7 +18,6 @@ from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import BUSY_GPU, Corruption, Samples
-from pytest_nixl.model.transports import ucx_tls_allows
 from pytest_nixl.model.verdicts import Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
@@ -54,15 +53,10 @@ def test_a_transport_that_is_unknown_because_no_log_can_be_written_has_its_own_r
 
 @pytest.mark.parametrize(
     ("value", "allowed"),
-    [
-        ("tcp", False), ("tcp,cuda_copy", False), ("tcp,self", False), ("tcp,cma", True), ("sm,tcp", True),
-        ("shm", True), ("all", True), ("^tcp", True), ("^cma", False), ("^sm", False), ("mm", False), ("\\cma", True),
-        ("rc", False),
-    ],
-)  # fmt: skip
+    [("tcp", False), ("tcp,cuda_copy", False), ("tcp,self", False), ("rc", False), ("tcp,cma", True), ("^tcp", True)],
+)
 def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: str, allowed: bool) -> None:
     """The remedy says first that UCX_TLS is set in this run, and nothing of causes that it makes impossible."""
-    assert ucx_tls_allows(value, ["cma"]) is allowed
     expectation = replace(FULL, transports=("cma",))
     remedy = judge(samples(2, transports=("tcp/lo",)), expectation, None, {"UCX_TLS": value}).remedy
     assert remedy.startswith(f"Unset UCX_TLS on every rank: UCX_TLS={value} is set in this run. ") is not allowed
@@ -70,9 +64,8 @@ def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: st
     assert ("Or, on one machine only, choose a profile for it: " in remedy) is (value in ("tcp", "tcp,cuda_copy"))
 
 
-@pytest.mark.parametrize("memory", ["VRAM:DRAM", "DRAM:VRAM"])
-def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory(memory: str) -> None:
-    expectation, key = replace(FULL, transports=("cuda_ipc",)), replace(KEY, memory=MemoryPair.parse(memory))
+def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory() -> None:
+    expectation, key = replace(FULL, transports=("cuda_ipc",)), replace(KEY, memory=MemoryPair("DRAM", "VRAM"))
     remedy = judge(samples(2, transports=("tcp/lo",), key=key), expectation, None, {"UCX_TLS": "tcp,cuda_copy"}).remedy
     assert remedy.endswith("is set in this run. Or choose a profile for it: --nixl-profile.")
 
@@ -80,7 +73,6 @@ def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory(mem
 @pytest.mark.parametrize(
     ("settings", "start"),
     [
-        ([("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
         ([("rank 0 on a", "all"), ("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
         ([("rank 0 on a", "tcp"), ("rank 1 on b", "tcp")], "Unset UCX_TLS on every rank: UCX_TLS=tcp is set"),
         ([("rank 1 on b", "cma")], "Check UCX_TLS and UCX_NET_DEVICES in the environment of every rank"),
@@ -139,15 +131,10 @@ CORES, ALONE = "Check that the machine is idle and that there is a core", "Run t
     [
         # The first fault decides, in the order of severity; what nothing is expected of may still be corrupt.
         (samples(2), None, "NO-EXPECTATION", "the profile expects nothing of this row", NOTHING),
-        (samples(2, key=replace(KEY, block=4096, batch=8, depth=4)), None, "NO-EXPECTATION",
-         "the profile expects nothing of this row", NOTHING),
-        (samples(500), None, "NO-EXPECTATION", "the profile expects nothing of this row", NOTHING),
-        (samples(2, corruption=CORRUPTION, transports=("tcp/lo",)), None, "CORRUPT",
-         "3 of 4096 bytes are wrong after the last window, the first at offset 17: expected 0x0b, found "
-         "0x00", OTHER_WAY),
-        (samples(2, corruption=CORRUPTION, transports=("tcp/lo",)), FULL, "CORRUPT",
-         "3 of 4096 bytes are wrong after the last window, the first at offset 17: expected 0x0b, found "
-         "0x00", OTHER_WAY),
+        *((samples(2, corruption=CORRUPTION, transports=("tcp/lo",)), expectation, "CORRUPT",
+           "3 of 4096 bytes are wrong after the last window, the first at offset 17: expected 0x0b, found 0x00",
+           OTHER_WAY)
+          for expectation in (None, FULL)),
         (samples(500, latencies=(1.0,), transports=("tcp/lo", "cma/memory")), FULL, "WRONG-TRANSPORT",
          "went over tcp/lo, but the profile accepts only cma or posix or sysv", VARIABLES),
         (replace(samples(2, transports=("tcp/lo",)), windows=(), transfers=()), FULL, "WRONG-TRANSPORT",
@@ -160,22 +147,12 @@ CORES, ALONE = "Check that the machine is idle and that there is a core", "Run t
         (samples(99, 99, 101), FULL, "PASS", f"99 GB/s (792 Gb/s) over cma/memory is 9900 % {OF_FLOOR}", ""),
         (samples(1, 1, 1, 1), FLOOR, "PASS", f"1 GB/s (8 Gb/s) over cma/memory is 100 % {OF_FLOOR}", ""),
         (samples(2, 2, 2, 0.5), FLOOR, "PASS", GOOD, ""),
-        (samples(2, 2, 2, 2, 0.5, 0.5), FLOOR, "INCONCLUSIVE",
-         f"2 GB/s (16 Gb/s) is 200 % {OF_FLOOR}, but only 4 of 6 windows are at or above {AGREE}", LONGER),
-        (samples(2, 2, 0.5), FLOOR, "INCONCLUSIVE",
-         f"2 GB/s (16 Gb/s) is 200 % {OF_FLOOR}, but only 2 of 3 windows are at or above {AGREE}", LONGER),
         (samples(0.5, 0.5, 0.5, 2), FLOOR, "FAIL",
          f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, and 3 of 4 windows are below it", IDLE),
         (samples(0.5, 0.5, 2), FLOOR, "INCONCLUSIVE",
          f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, but only 2 of 3 windows are below {AGREE}", LONGER),
-        (samples(0.5, 0.5, 2, 2), FLOOR, "INCONCLUSIVE",
-         f"1.25 GB/s (10 Gb/s) is 125 % {OF_FLOOR}, but only 2 of 4 windows are at or above {AGREE}", LONGER),
-        (samples(0.5, 0.5, 1.25, 1.25), FLOOR, "INCONCLUSIVE",
-         f"0.875 GB/s (7 Gb/s) is 88 % {OF_FLOOR}, but only 2 of 4 windows are below {AGREE}", LONGER),
         (samples(*(2,) * 35, *(0.5,) * 12), FLOOR, "INCONCLUSIVE",
          f"2 GB/s (16 Gb/s) is 200 % {OF_FLOOR}, but only 35 of 47 windows are at or above {AGREE}", LONGER),
-        (samples(2), FLOOR, "PASS", GOOD, ""),
-        (samples(0.5), FLOOR, "FAIL", f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, and 1 of 1 windows are below it", IDLE),
         (contended(0.4, 0.5, 0.5, 0.5), FLOOR, "INCONCLUSIVE",
          f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, but other processes used 0.4 of this row's cores", STOP),
         (contended(0.4, 2, 2, 0.5), FLOOR, "INCONCLUSIVE",
@@ -188,15 +165,12 @@ CORES, ALONE = "Check that the machine is idle and that there is a core", "Run t
         (timed(1.001e-3), replace(FULL, p99=None), "FAIL",
          "the p50 latency of 1001 us is just over 100 % of its bound of 1000 us", CORES),
         (timed(2e-3), replace(FULL, p50=None), "PASS", GOOD, ""),
-        (timed(2.001e-3), replace(FULL, p50=None), "FAIL",
-         "the p99 latency of 2001 us is just over 100 % of its bound of 2000 us", CORES),
         (timed(2.001e-3), FULL, "FAIL",
          "the p50 latency of 2001 us is 200 % of its bound of 1000 us and the p99 latency of 2001 us is just over "
          "100 % of its bound of 2000 us", CORES),
         (timed(*[1e-4] * 99, 1.0), FULL, "PASS", GOOD, ""),
         (timed(*[1e-4] * 98, 1.0, 1.0), FULL, "FAIL",
          "the p99 latency of 1000000 us is 50000 % of its bound of 2000 us", CORES),
-        (timed(*[1e-4] * 98, 1.0, 1.0), replace(FULL, p99=None), "PASS", GOOD, ""),
         (samples(2, 2, 0.5, latencies=(1.0,)), FULL, "FAIL",
          "the p50 latency of 1000000 us is 100000 % of its bound of 1000 us and the p99 latency of 1000000 us is "
          "50000 % of its bound of 2000 us", CORES),
@@ -210,25 +184,18 @@ CORES, ALONE = "Check that the machine is idle and that there is a core", "Run t
         (beside_gpu_load(2e-3, 2), FULL, "PASS", GOOD, ""),
         (beside_gpu_load(BUSY_GPU, 0.5), FULL, "FAIL",
          f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}, and 4 of 4 windows are below it", IDLE),
-        (beside_gpu_load(2e-3, 200), FULL, "IMPLAUSIBLE",
-         "200 GB/s (1600 Gb/s) is over the ceiling of 100 GB/s (800 Gb/s), which no such machine can exceed", CLOCK),
-        (timed(), FULL, "ERROR", "no single transfer was timed, but the profile has a latency bound", ALONE),
         (timed(), FLOOR, "PASS", GOOD, ""),
         (timed(), replace(FLOOR, p50=1e-6), "ERROR",
          "no single transfer was timed, but the profile has a latency bound", ALONE),
         (timed(), replace(FLOOR, p99=1e-6), "ERROR",
          "no single transfer was timed, but the profile has a latency bound", ALONE),
-        (samples(0.001), Expectation(source="", p99=1e-3), "PASS",
-         "0.001 GB/s (0.008 Gb/s) over cma/memory; no floor, judged by p99", ""),
-        (samples(0.001), Expectation(source="", p50=1e-3, transports=("cma",)), "PASS",
-         "0.001 GB/s (0.008 Gb/s) over cma/memory; no floor, judged by transports and p50", ""),
+        (samples(0.001), Expectation(source="", p50=1e-3, p99=1e-3, transports=("cma",)), "PASS",
+         "0.001 GB/s (0.008 Gb/s) over cma/memory; no floor, judged by transports and p50 and p99", ""),
         (samples(0.5), CEILING, "NO-EXPECTATION",
          "went over cma/memory and is not over the ceiling of 1 GB/s; the profile expects nothing else of it", NOTHING),
         (samples(0.5, transports=()), CEILING, "NO-EXPECTATION",
          "went over an unknown transport and is not over the ceiling of 1 GB/s; the profile expects nothing else "
          "of it", NOTHING),
-        (samples(1.5, transports=()), CEILING, "IMPLAUSIBLE",
-         "1.5 GB/s (12 Gb/s) is over the ceiling of 1 GB/s (8 Gb/s), which no such machine can exceed", CLOCK),
         (samples(0.5), Expectation(source=""), "NO-EXPECTATION",
          "went over cma/memory; the profile expects nothing of it", NOTHING),
         (launches(1.25, 1.25, 1.25), FLOOR, "PASS", f"1.25 GB/s (10 Gb/s) over cma/memory is 125 % {OF_FLOOR}", ""),
@@ -240,23 +207,19 @@ CORES, ALONE = "Check that the machine is idle and that there is a core", "Run t
         (launches(0.5, 1.25, 2), FLOOR, "INCONCLUSIVE",
          f"1.25 GB/s (10 Gb/s) is 125 % {OF_FLOOR}; 3 launches, spread 71 %, between 0.019 GB/s and 61.2 GB/s: a "
          f"spread over 3 % needs 5 launches", STOP),
-        (launches(0.5, 1.25, 2, 0.5, 1.25, 2, 1), FLOOR, "INCONCLUSIVE",
-         f"1.25 GB/s (10 Gb/s) is 125 % {OF_FLOOR}; 7 launches, spread 58 %, between 0.475 GB/s and 2.39 GB/s: 4 "
-         f"of 7 are above the floor, which decides nothing; no further launch is made", STOP),
         (replace(launches(0.5, 0.5, 0.5), contention=(0.0, 0.0, 0.4)), FLOOR, "INCONCLUSIVE",
          f"0.5 GB/s (4 Gb/s) is 50 % {OF_FLOOR}; 3 launches, spread 0 %, between 0.494 GB/s and 0.506 GB/s: below "
          f"the floor; in 1 of 3 launches other processes used up to 0.4 of this row's cores", STOP),
         *((replace(samples(2), windows=windows, transfers=(1,) * len(windows)), FULL, "ERROR",
            "no window of transfers was timed", ALONE)
-          for windows in ((), (0.0,), (1.0, -1.0), (math.nan,), (math.inf,))),
+          for windows in ((), (1.0, 0.0), (math.inf,))),
     ],
 )  # fmt: skip
 def test_a_row_is_judged_by_what_is_expected_of_it(
     row: Samples, expectation: Expectation | None, verdict: str, reason: str, remedy: str
 ) -> None:
     judgement = judge(row, expectation)
-    assert row.key.words in ("UCX WRITE DRAM:DRAM of 1000000B", "UCX WRITE DRAM:DRAM of 4KiB (batch 8, depth 4)")
-    assert (str(judgement.verdict), judgement.reason) == (verdict, f"{row.key.words}: {reason}")
+    assert (str(judgement.verdict), judgement.reason) == (verdict, f"UCX WRITE DRAM:DRAM of 1000000B: {reason}")
     assert judgement.remedy.startswith(remedy) if remedy else judgement.remedy == ""
 
 
@@ -264,16 +227,12 @@ def test_a_row_is_judged_by_what_is_expected_of_it(
     ("value", "reference", "text"),
     [
         (1.0, 1.0, "100 %"),
-        (0.9999, 1.0, "just under 100 %"),
-        (1.0001, 1.0, "just over 100 %"),
         (199, 200, "just under 100 %"),
         (201, 200, "just over 100 %"),
         (197, 200, "98 %"),
         (203, 200, "102 %"),
-        (0.5, 1.0, "50 %"),
         (0.0012, 1.0, "0.12 %"),
         (0.0, 1.0, "0 %"),
-        (30.0, 1.0, "3000 %"),
     ],
 )
 def test_a_percentage_is_never_rounded_to_the_bound(value: float, reference: float, text: str) -> None:
@@ -284,13 +243,7 @@ DISTURBED = replace(launches(0.5, 0.5, 0.5), contention=(0.0, 0.0, 0.4))
 #: Windows far from the floor that disagree about it.
 DISAGREEING = (samples(*(5,) * 7, *(0.5,) * 3), samples(*(0.2,) * 7, *(2,) * 3))
 SETTLED = ((4,), (0.25,), (1.25, 1.25, 1.25), (0.5, 1.25, 2, 0.5, 1.25, 2, 1))
-FAULTY = (
-    samples(2, transports=("tcp/lo",)),
-    samples(2, transports=()),
-    samples(2, corruption=CORRUPTION),
-    samples(2, latencies=(1.0,)),
-    replace(samples(2), windows=(), transfers=()),
-)
+FAULTY = (samples(2, transports=("tcp/lo",)), samples(2, corruption=CORRUPTION), samples(2, latencies=(1.0,)))
 
 
 @pytest.mark.parametrize(
@@ -307,8 +260,7 @@ FAULTY = (
         (replace(DISTURBED, contention=(0.0,) * 3), FLOOR, False),
         # Of other faults than the floor no further launch is needed.
         *((row, FULL, False) for row in FAULTY),
-        *((row, None, False) for row in FAULTY),
-        (samples(2), replace(FULL, floor=None), False),
+        *((samples(2), expectation, False) for expectation in (None, replace(FULL, floor=None))),
     ],
 )
 def test_another_launch_is_needed_while_it_could_decide(
@@ -317,21 +269,10 @@ def test_another_launch_is_needed_while_it_could_decide(
     assert another_launch(row, expectation) is more
 
 
-@pytest.mark.parametrize(
-    ("expectation", "bandwidth"),
-    [
-        (None, 0.0),
-        (replace(FLOOR, floor=None), 0.0),
-        (FLOOR, 4e9),
-        (replace(FLOOR, p50=1e-3), None),
-        (replace(FLOOR, p99=1e-3), None),
-    ],
-    ids=["nothing is expected", "no floor", "far above the floor", "p50", "p99"],
-)
-def test_windows_that_agree_suffice_far_above_the_floor_unless_latencies_are_judged(
-    expectation: Expectation | None, bandwidth: float | None
-) -> None:
-    assert decisive_bandwidth(expectation) == bandwidth
+def test_windows_that_agree_suffice_far_above_the_floor_unless_latencies_are_judged() -> None:
+    assert decisive_bandwidth(None) == decisive_bandwidth(replace(FLOOR, floor=None)) == 0.0
+    assert decisive_bandwidth(FLOOR) == 4e9
+    assert decisive_bandwidth(replace(FLOOR, p50=1e-3)) is decisive_bandwidth(replace(FLOOR, p99=1e-3)) is None
 
 
 #: How each step of the remedy of a wrong transport begins.
@@ -364,13 +305,11 @@ EMULATED = {"protocol": "software emulation"}
         (KEY, ("efa",), "tcp/eth0", {}, {}, "UCX EFA"),
         (replace(KEY, backend="LIBFABRIC"), ("efa",), "tcp/eth0", {}, {}, "LIBFABRIC EFA"),
         (replace(KEY, backend="LIBFABRIC"), ("efa",), "efa-emulated/rdmap0", {}, {}, "LIBFABRIC emulated"),
-        (replace(KEY, backend="LIBFABRIC"), ("efa",), "efa-emulated", {}, {}, "LIBFABRIC emulated"),
         (replace(KEY, backend="MOONCAKE"), ("rdma",), "tcp/eth0", {}, {}, "own"),
         (VRAM, ("cuda_ipc",), "tcp/eth0", {}, {}, "UCX cuda_ipc UCX_TLS fabric"),
         (VRAM, ("cuda_ipc",), "shm/memory", {}, {}, "UCX cuda_ipc UCX_TLS"),
         (VRAM, ("rc_mlx5",), "tcp/eth0", {}, {}, "UCX GPU RDMA"),
         (VRAM, ("gdr_copy", "cuda_copy"), "tcp/eth0", {}, {}, "UCX cuda_copy"),
-        (VRAM, ("efa",), "tcp/eth0", {}, {}, "UCX GPU EFA"),
         # READ that UCX emulates, because the GPUs of one host have no NVLink.
         (READ_VRAM, ("cuda_ipc",), "tcp/lo", {**EMULATED, **SHARED}, {"HOME": "/"}, "NVLink WRITE,_too"),
         (READ_VRAM, ("cuda_ipc",), "tcp/lo", {**EMULATED, **SHARED}, {"UCX_TLS": "tcp,cuda_ipc"},
@@ -450,15 +389,10 @@ OF_PLACE = {
 @pytest.mark.parametrize(
     ("hosts", "transports", "accepted", "place"),
     [
-        *(
-            (ONE_HOST, transports, accepted, BETWEEN)
-            for accepted in (("tcp",), ("rc_mlx5", "dc_mlx5"))
-            for transports in (("cma/memory",), ("cuda_ipc/cuda",), ("cuda_ipc", "cma/memory"))
-        ),
+        (ONE_HOST, ("cma/memory",), ("rc_mlx5", "dc_mlx5"), BETWEEN),
+        (ONE_HOST, ("cuda_ipc", "cma/memory"), ("tcp",), BETWEEN),
         (TWO_HOSTS, ("tcp/eth0",), FULL.transports, WITHIN),
         ((), ("tcp/eth0",), ("cma",), ""),
-        (ONE_HOST, ("tcp/eth0",), ("cma",), ""),
-        (TWO_HOSTS, ("tcp/eth0",), ("rc_mlx5",), ""),
         (TWO_HOSTS, ("tcp/eth0",), ("cma", "rc_mlx5"), ""),
         (ONE_HOST, ("tcp/eth0",), ("rc_mlx5",), ""),
         (ONE_HOST, ("cma/memory",), ("posix", "tcp"), ""),

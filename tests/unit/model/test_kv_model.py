@@ -23,14 +23,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
         "torch_dtype": "bfloat16",
     },
-    "llama-3-70b": {
-        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192,
-        "torch_dtype": "bfloat16",
-    },
-    "qwen3-8b": {
-        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
-        "head_dim": 128, "torch_dtype": "bfloat16", "sliding_window": None, "use_sliding_window": False,
-    },
     # hidden_size / num_attention_heads is 64 here, so head_dim has to win.
     "qwen3-235b-a22b": {
         "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "hidden_size": 4096,
@@ -75,11 +67,9 @@ def test_help_names_every_preset_and_data_type() -> None:
     assert next(item.form for item in OPTIONS if item.field == "kv_dtype") == " | ".join(("auto", *KV_DTYPES))
 
 
-def test_a_name_is_found_in_any_case_and_no_preset_needs_a_file() -> None:
+def test_a_name_is_found_in_any_case() -> None:
     assert kv_model(" generic ") is GENERIC
     assert kv_model("LLAMA-3-70B") is kv_model("llama-3-70b")
-    assert all(model.source.startswith("https://huggingface.co/") for model in KV_MODELS.values() if model != GENERIC)
-    assert replace(KV_MODELS["llama-3-8b"], name="generic", source=GENERIC.source) == GENERIC
 
 
 def test_the_shape_of_a_nested_text_model_is_read(path: Path) -> None:
@@ -94,9 +84,7 @@ def test_the_shape_of_a_nested_text_model_is_read(path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "kv_heads", "head_dim", "dtype"),
     [
-        pytest.param(without("num_key_value_heads"), 32, 128, "bf16", id="mha"),
         pytest.param(without(num_key_value_heads=None, head_dim=None), 32, 128, "bf16", id="null"),
-        pytest.param(without(num_key_value_heads=1), 1, 128, "bf16", id="mqa"),
         pytest.param(without("hidden_size", head_dim=80), 8, 80, "bf16", id="head_dim"),
         pytest.param(without("torch_dtype"), 8, 128, "bf16", id="no-dtype"),
         pytest.param(without("torch_dtype", dtype="torch.float16"), 8, 128, "fp16", id="dtype"),
@@ -115,37 +103,23 @@ def test_fields_that_are_left_out_have_the_usual_meaning(
     ("config", "fault"),
     [
         (without("num_attention_heads"), "it has no field 'num_attention_heads'"),
-        (without(num_attention_heads=0), "num_attention_heads is 0: expected an integer from 1 to 4096"),
-        (without(num_attention_heads=None), "num_attention_heads is None: expected an integer from 1 to 4096"),
-        (without("num_hidden_layers"), "it has no field 'num_hidden_layers'"),
-        (without(num_hidden_layers=-32), "num_hidden_layers is -32: expected an integer from 1 to 4096"),
-        (without(num_hidden_layers=10**9), "num_hidden_layers is 1000000000: expected an integer from 1 to 4096"),
-        (without(num_hidden_layers=32.0), "num_hidden_layers is 32.0: expected an integer from 1 to 4096"),
-        (without(num_hidden_layers=True), "num_hidden_layers is True: expected an integer from 1 to 4096"),
-        (without(num_key_value_heads=[8, 8]), "num_key_value_heads is a list of 2: expected an integer from 1 to 4096"),
+        (without(num_hidden_layers=0), "num_hidden_layers is 0: expected an integer from 1 to 4096"),
         (without(num_key_value_heads=5), "num_attention_heads 32 is not a multiple of num_key_value_heads 5"),
-        (without(num_key_value_heads=64), "num_attention_heads 32 is not a multiple of num_key_value_heads 64"),
         (without(hidden_size=4097), "hidden_size 4097 is not a multiple of num_attention_heads 32"),
         (without("hidden_size"), "it has neither head_dim nor hidden_size"),
         (without(head_dim=10**6), "head_dim is 1000000: expected an integer from 1 to 65536"),
         (without(kv_lora_rank=512), "kv_lora_rank is given, but qk_rope_head_dim is not"),
-        (without(kv_lora_rank="512"), "kv_lora_rank is '512': expected an integer from 1 to 65536"),
         (without(torch_dtype="int3"), "torch_dtype is 'int3': expected one of bfloat16, float16, half, float32, float, "
          "float8_e4m3fn, float8_e5m2"),
-        (without(torch_dtype=16), "torch_dtype is 16: expected a text of at most 64 characters"),
         (without(layer_types=["full_attention"]), "layer_types has 1 items, but num_hidden_layers is 32"),
         (without(layer_types=["linear_attention"] * 32), "layer_types contains 'linear_attention': expected one of "
          "full_attention, sliding_attention, chunked_attention, attention"),
-        (without(index_topk=2048), "its field index_topk changes what the KV cache holds, and that is not supported"),
         (without(multi_query=True), "its field multi_query changes what the KV cache holds, and that is not supported"),
         ({"text_config": {"num_hidden_layers": -1, "num_attention_heads": 1}},
          "text_config.num_hidden_layers is -1: expected an integer from 1 to 4096"),
-        ({"text_config": "llama"}, "text_config is 'llama': expected an object"),
         ({"dtype": ["a"], "text_config": without("torch_dtype")}, "dtype is a list of 1: expected a text of at most 64 "
          "characters"),
         ([LLAMA], "it is a list of 1: expected an object"),
-        ("llama", "it is 'llama': expected an object"),
-        (None, "it is None: expected an object"),
     ],
 )  # fmt: skip
 def test_a_wrong_config_is_refused_in_one_sentence(path: Path, config: object, fault: str) -> None:
@@ -156,25 +130,17 @@ def test_a_wrong_config_is_refused_in_one_sentence(path: Path, config: object, f
     assert not isinstance(caught.value, StrictError)
 
 
-@pytest.mark.parametrize(
-    ("data", "fault"),
-    [
-        (b"", "it is not JSON"),
-        (b"{", "it is not JSON"),
+def test_a_file_that_is_not_a_config_is_refused_in_one_sentence(path: Path) -> None:
+    large = b"{" + b" " * (MOST_CONFIG_BYTES - 1) + b"}"
+    for data, fault in (
         (b"\xff\xfe", "it is not JSON"),
-        (b'{"num_hidden_layers": NaN}', "it contains NaN"),
-        (b"[" * 100_000, "it is nested more than 32 deep"),
-        (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "5000 digits"),
-        (b"{" + b" " * MOST_CONFIG_BYTES + b"}", f"it has more than the maximum of {MOST_CONFIG_BYTES} bytes"),
-    ],
-    ids=("empty", "cut", "binary", "nan", "nested", "digits", "large"),
-)
-def test_a_file_that_is_not_a_config_is_refused_in_one_sentence(path: Path, data: bytes, fault: str) -> None:
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"^model config '.* cannot be used: it ") as caught:
-        kv_model(str(path))
-    assert fault in str(caught.value)
-    assert "\n" not in str(caught.value)
+        (large, f"it has more than the maximum of {MOST_CONFIG_BYTES} bytes"),
+        (large[1:], "it is not JSON"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=rf"^model config '.*' cannot be used: {fault}") as caught:
+            kv_model(str(path))
+        assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_a_file_is_refused_without_reading_it(tmp_path: Path) -> None:
@@ -193,13 +159,7 @@ def test_what_is_not_a_file_is_refused_without_reading_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "near"),
-    [
-        ("llama3-70b", "llama-3-70b"),
-        ("gpt-oss", "gpt-oss-20b or gpt-oss-120b"),
-        ("deepseek-r2", "deepseek-r1"),
-        ("deepseek-ai/DEEPSEEK-R1", "deepseek-r1"),
-    ],
+    ("text", "near"), [("gpt-oss", "gpt-oss-20b or gpt-oss-120b"), ("deepseek-ai/DEEPSEEK-R1", "deepseek-r1")]
 )
 def test_an_unknown_name_is_answered_with_the_nearest(text: str, near: str) -> None:
     with pytest.raises(ValueError, match=r"^there is no ") as caught:
@@ -221,5 +181,3 @@ def test_the_page_lists_every_preset_with_its_bytes() -> None:
 
 def test_a_model_knows_the_bytes_of_its_elements() -> None:
     assert KV_DTYPES == {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
-    assert replace(GENERIC, dtype="fp8").dtype_bytes == 1
-    assert GENERIC.bytes_per_token == 131_072

@@ -38,8 +38,10 @@ from pytest_nixl.session.benchmark import (
 @pytest.mark.long
 def test_a_row_is_recorded_under_its_key_with_its_values(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    done = bandwidth("--nixl-op=WRITE", f"--benchmark-json={path}", "-W", "error")
-    assert done.code == 0, done.output
+    done = bandwidth(
+        "suites/infrastructure", "--benchmark-only", "--nixl-op=WRITE", f"--benchmark-json={path}", "-W", "error"
+    )
+    assert (done.verdicts, done.code) == ({"WRITE 64KiB": "PASS"}, 0), done.output
     row: dict[str, Any]
     [row] = json.loads(path.read_text())["benchmarks"]
     extra, stats = row["extra_info"], row["stats"]
@@ -49,20 +51,10 @@ def test_a_row_is_recorded_under_its_key_with_its_values(tmp_path: Path) -> None
     assert 0.999999 * 65536 / stats["max"] <= min(extra["launches"])
     assert max(extra["launches"]) <= 1.000001 * 65536 / stats["min"]
     assert 0.999999 * min(extra["launches"]) <= extra["GB/s"] * 1e9 <= 1.000001 * max(extra["launches"])
-    assert extra["Gb/s"] == pytest.approx(8 * extra["GB/s"])
     assert stats["rounds"] >= 10
-    assert extra["transfers"] >= stats["rounds"]
-    assert 0 < extra["p50_us"] <= extra["p99_us"]
     assert extra["transports"][0] in ("cma/memory", "posix/memory", "sysv/memory")
     assert {"initiator_nixl", "target_nixl", "initiator_python", "target_host"} <= set(extra)
     assert extra["initiator_ucx"][:2] == "1."
-
-
-@pytest.mark.long
-def test_benchmark_only_runs_only_the_rows() -> None:
-    done = bandwidth("suites/infrastructure", "--benchmark-only", "--nixl-op=WRITE")
-    assert done.verdicts == {"WRITE 64KiB": "PASS"}
-    assert done.code == 0
 
 
 @pytest.mark.long

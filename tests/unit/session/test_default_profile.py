@@ -38,14 +38,14 @@ def test_a_recorded_name_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("backends", "devices", "product", "name", "why"),
     [
-        *((backends, ["rdmap0s0"], "p5.48xlarge", "loopback", "") for backends in ("UCX", "UCX LIBFABRIC", "POSIX")),
+        *((backends, ["rdmap0s0"], "p5.48xlarge", "loopback", "") for backends in ("UCX", "UCX LIBFABRIC")),
         ("LIBFABRIC", [], "p5.48xlarge", "tcp-loopback",
          "LIBFABRIC uses TCP, because this host has no RDMA device"),
         ("LIBFABRIC", ["rdmap0s0"], "p5.48xlarge", "p5.48xlarge", "this host's product name is p5.48xlarge"),
         *(("LIBFABRIC", ["mlx5_1", "mlx5_0"], product, "loopback",
            "there is no profile for a host with mlx5_0; learn one (pytest-nixl profile learn) and give it with "
            "--nixl-profile")
-          for product in ("", "p4d.24xlarge", "../loopback", "no-such-machine")),
+          for product in ("", "p4d.24xlarge", "../loopback")),
     ],
 )  # fmt: skip
 def test_a_run_that_names_no_profile_has_that_of_its_host(
@@ -59,8 +59,8 @@ def test_a_run_that_names_no_profile_has_that_of_its_host(
     [
         (["NVIDIA H100 80GB HBM3"] * 2, "h100"), (["NVIDIA H200"], "h200"), (["NVIDIA A100-SXM4-80GB"], "a100"),
         (["NVIDIA B200"] * 8, "b200"), (["NVIDIA GB200"], ""), (["NVIDIA GH200 480GB"], ""), ([], ""),
-        (["NVIDIA H100", "NVIDIA H200"], ""), (["NVIDIA H200", "NVIDIA H100"], ""), (["H1001", "B2000"], ""),
-        (["xH100", "xB200"], ""), (["xA100"], ""), (["A1001"], ""), (["H2000"], ""), (["B2000"], ""),
+        (["NVIDIA H100", "NVIDIA H200"], ""), (["xH100"], ""), (["xA100"], ""), (["H1001"], ""), (["A1001"], ""),
+        (["H2000"], ""), (["B2000"], ""),
     ],
 )  # fmt: skip
 def test_a_profile_for_gpus_is_of_one_model(models: list[str], profile: str) -> None:

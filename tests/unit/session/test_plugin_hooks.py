@@ -32,7 +32,6 @@ class Scene:
             "selection",
             "uses_options",
             "join_flags",
-            "add_options",
         ):
             monkeypatch.setattr(plugin, name, getattr(self.log, name))
         self.log.uses_options.return_value = False
@@ -97,7 +96,6 @@ def test_a_test_that_makes_a_check_or_uses_a_fixture_of_the_plugin_begins_it_onc
         (True, {"dist": "load"}, "configured"),
         (False, {"dist": "load"}, "of"),
         (False, {"tx": ["popen"]}, "of"),
-        (False, {"dist": "no", "tx": []}, ""),
         (False, {}, ""),
     ],
 )
@@ -115,31 +113,22 @@ def test_an_option_of_the_plugin_or_a_controller_of_xdist_begins_it(
 
 
 @pytest.mark.parametrize(
-    ("variables", "testpaths", "arguments", "takes_path", "quiet"),
-    [
-        ({}, ["tests"], ["tests"], False, False),
-        ({"PYTEST_NIXL_ENDING": "/a"}, ["suites"], [], True, True),
-        ({}, ["tests"], ["tests", "pytest_nixl.suites"], False, True),
-    ],
+    ("testpaths", "arguments", "quiet"),
+    [("tests", ["tests"], False), ("suites", [], True), ("tests", ["tests", "pytest_nixl.suites"], True)],
 )
 def test_the_markers_are_declared_and_a_run_of_the_suites_is_quiet(
-    variables: dict[str, str],
-    testpaths: list[str],
-    arguments: list[str],
-    takes_path: bool,
-    quiet: bool,
-    scene: Scene,
-    monkeypatch: pytest.MonkeyPatch,
+    testpaths: str, arguments: list[str], quiet: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    variables = {} if testpaths == "tests" else {"PYTEST_NIXL_ENDING": "/a"}
     monkeypatch.setattr(plugin, "os", SimpleNamespace(environ=variables))
-    scene.inis["testpaths"], scene.config.args = testpaths, arguments
+    scene.inis["testpaths"], scene.config.args = [testpaths], arguments
     plugin.pytest_configure(scene.config)
     markers = [entry.args for entry in scene.log.addinivalue_line.mock_calls]
     assert [(kind, text.partition(":")[0]) for kind, text in markers] == [
         ("markers", "nixl_check(id, level='standard', own=False)"),
         ("markers", "nixl_early(waits=seconds)"),
     ]
-    assert scene.log.ending.mock_calls == [call.take_path(scene.config)] * takes_path
+    assert scene.log.ending.mock_calls == [call.take_path(scene.config)] * len(variables)
     assert scene.log.brief_output.mock_calls == [call.quiet_benchmarks(scene.config)] * quiet
 
 
@@ -295,55 +284,26 @@ def test_at_the_very_end_the_run_and_what_started_processes_are_closed(
     ]
 
 
-def test_options_are_declared_before_the_first_conftest(scene: Scene) -> None:
-    parser: Any = "a parser"
-    plugin.pytest_addoption(parser)
-    assert scene.log.mock_calls == [call.add_options("a parser")]
-
-
-PASTED = {"faults/test_x.py::test_a": "pytest_nixl.suites.faults.test_x::test_a"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "pasted", "arguments_after", "files", "pyargs"),
-    [
-        (
-            ["-v", "faults/test_x.py::test_a", "other.py"],
-            PASTED,
-            ["-v", PASTED["faults/test_x.py::test_a"], "other.py", "--pyargs"],
-            [PASTED["faults/test_x.py::test_a"], "other.py"],
-            True,
-        ),
-        (["-v", "other.py"], {}, ["-v", "other.py"], ["other.py"], False),
-        (["other.py", "-v"], {}, ["other.py", "-v"], ["other.py"], False),
-        (["-v", "tests"], PASTED, ["-v", "tests"], ["tests"], False),
-    ],
-)
-def test_a_pasted_name_of_a_test_of_the_suites_is_found(
-    arguments: list[str],
-    pasted: dict[str, str],
-    arguments_after: list[str],
-    files: list[str],
-    pyargs: bool,
-    scene: Scene,
-) -> None:
-    options = scene.config.known_args_namespace
-    options.file_or_dir = [argument for argument in arguments if argument != "-v"]
-    scene.log.selection.pyargs_of_pasted.return_value = pasted
-    steps = plugin.pytest_load_initial_conftests(scene.config, arguments)
-    next(steps)
-    scene.log.join_flags.assert_called_once_with(arguments)
-    assert (arguments, options.file_or_dir, options.pyargs) == (arguments_after, files, pyargs)
-    named = [argument for argument in files if argument.endswith(".py") or pyargs]
-    asked = [call(["faults/test_x.py::test_a", "other.py"] if pyargs else ["other.py"], Path("/a/folder"))]
-    assert scene.log.selection.pyargs_of_pasted.mock_calls == asked * bool(named)
+def test_a_pasted_name_of_a_test_of_the_suites_is_found(scene: Scene) -> None:
+    pasted, node_id = "faults/test_x.py::test_a", "pytest_nixl.suites.faults.test_x::test_a"
+    options, pyargs_of_pasted = scene.config.known_args_namespace, scene.log.selection.pyargs_of_pasted
+    for matches, arguments_after, files in (
+        ({}, ["-v", pasted, "other.py"], [pasted, "other.py"]),
+        ({pasted: node_id}, ["-v", node_id, "other.py", "--pyargs"], [node_id, "other.py"]),
+    ):
+        pyargs_of_pasted.return_value, arguments = matches, ["-v", pasted, "other.py"]
+        options.file_or_dir = [pasted, "other.py"]
+        next(plugin.pytest_load_initial_conftests(scene.config, arguments))
+        assert (arguments, options.file_or_dir, options.pyargs) == (arguments_after, files, bool(matches))
+        assert scene.log.join_flags.mock_calls[-1] == call(arguments)
+    next(plugin.pytest_load_initial_conftests(scene.config, ["-v", "tests"]))
+    assert pyargs_of_pasted.mock_calls == [call([pasted, "other.py"], Path("/a/folder"))] * 2
 
 
 @pytest.mark.parametrize(
     ("closed", "arguments", "testpaths", "reopened"),
     [
         (True, ["--nixl-gate", "tests"], [], True),
-        (True, ["pytest_nixl.suites"], ["tests"], True),
         (True, [], ["suites"], True),
         (True, ["tests"], ["tests"], False),
         (False, ["--nixl-gate"], ["suites"], False),

@@ -105,9 +105,7 @@ OPTION, POD = "--nixl-image or NIXL_IMAGE", "downward API"
 @pytest.mark.parametrize(
     ("reference", "environ", "files", "image"),
     [
-        ("a:1", {}, {}, ImageIdentity("a:1", "", OPTION)),
         ("a:1@sha256:11", {"NIXL_IMAGE_DIGEST": "sha256:22"}, LABELS, ImageIdentity("a:1", "sha256:11", OPTION)),
-        ("a:1", {"NIXL_IMAGE_DIGEST": "sha256:22"}, LABELS, ImageIdentity("a:1", "sha256:22", OPTION)),
         ("a:1", {}, LABELS, ImageIdentity("a:1", "sha256:33", OPTION)),
         ("", {}, LABELS, ImageIdentity('pod:"1"\\', "sha256:33", POD)),
         ("", {"NIXL_IMAGE_DIGEST": "sha256:22"}, LABELS, ImageIdentity('pod:"1"\\', "sha256:22", POD)),
@@ -124,16 +122,9 @@ def test_the_image_is_that_of_the_settings_or_else_of_the_pod(
     assert image_of(reference, environ) == image
 
 
-@pytest.mark.parametrize(
-    ("image", "text"),
-    [
-        (ImageIdentity("a:1", f"sha256:{'0123456789' * 4}"), "a:1 (012345678901)"),
-        (ImageIdentity("a:1"), "a:1"),
-        (ImageIdentity("", "sha256:11"), "unnamed image (11)"),
-    ],
-)
-def test_an_image_is_shown_with_the_begin_of_its_digest(image: ImageIdentity, text: str) -> None:
-    assert str(image) == text
+def test_an_image_is_shown_with_the_begin_of_its_digest() -> None:
+    assert str(ImageIdentity("a:1", f"sha256:{'0123456789' * 4}")) == "a:1 (012345678901)"
+    assert str(ImageIdentity("", "sha256:11")) == "unnamed image (11)"
 
 
 BEFORE = Provenance(
