@@ -167,6 +167,7 @@ _READ: list[tuple[str, list[dict[str, Any]]]] = [
      [{"options": {"--port": ["1"], "--seed": ["2"], "--host": ["$A"]}, "model": "m", "environment": {"A": "$(A)"}}]),
     *((f"{array}\nvllm serve m ${{A[@]}}", [{"model": "m", "unknown": ("$A",), "environment": {"A": "$(A)"}}])
       for array in ("A=(--port 1)\nA=(--port 2)",)),
+    ("declare -A A=([x]=--port)\nvllm serve m ${A[@]}", [{"model": "m", "unknown": ("$A",), "environment": {"A": ""}}]),
     # Texts in a script: one that is copied into a file starts nothing, and one for a shell does.
     *((f"{command} <<END\nvllm serve m\nEND", [{"model": "m"}] * runs)
       for command, runs in (("ssh x", 1), ("catbox", 1), ("supertee", 1), ("cat", 0), ("tee -a f", 0))),

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT, WITHOUT, environment
 
-from pytest_nixl import __version__, cli
+from pytest_nixl import __version__, cli, wait_until
 from pytest_nixl.cli import explain
 from pytest_nixl.judge.profiles import bundled_profiles
 
@@ -88,9 +90,17 @@ def test_a_pipe_is_read_as_a_log_if_somebody_writes_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()
-    os.write(writer, b"NIXL_ERR_BACKEND\nNIXL_ERR_NOT_FOUND")
-    os.close(writer)
+    os.write(writer, b"NIXL_ERR_BACKEND\n")
+
+    def write_more() -> None:
+        wait_until(lambda: not select.select([reader], [], [], 0)[0], "the first line to be read", seconds=60)
+        os.write(writer, b"NIXL_ERR_NOT_FOUND")
+        os.close(writer)
+
+    thread = threading.Thread(target=write_more)
+    thread.start()
     assert len(explained(capsys, f"/dev/fd/{reader}")) == 2
+    thread.join()
     os.close(reader)
     monkeypatch.setattr(explain, "FIRST_BYTE_SECONDS", 0.01)
     os.mkfifo(tmp_path / "engine")
